@@ -97,7 +97,7 @@ def become() -> None:
         hide(os, name)
     hide(builtins, "open")
     hide(io, "open")  # what pathlib calls
-    ctypes.CDLL = Library  # type: ignore[misc]
+    ctypes.CDLL = Library
     real_bind = socket.socket.bind
 
     def bind(self: socket.socket, address: Any) -> None:
@@ -105,7 +105,7 @@ def become() -> None:
             raise OSError(2, "No such file or directory")  # no abstract sockets
         real_bind(self, address)
 
-    socket.socket.bind = bind  # type: ignore[method-assign]
+    socket.socket.bind = bind
     real_system = platform.system
     platform.system = lambda: "Darwin" if is_ours(sys._getframe(1).f_code.co_filename) else real_system()
     sys.platform = Platform(sys.platform)

@@ -57,7 +57,7 @@ async def train(run: Run) -> None:
     if run.resume:
         checkpoints.verify()
     await asyncio.sleep(STEP_S)
-    saved = await checkpoints.restore(weights) if run.resume else None  # type: ignore[arg-type]
+    saved = await checkpoints.restore(weights) if run.resume else None
     done = saved.step if saved else 0
     run.saved(done)
     run.summary |= counts(run, done)
@@ -73,9 +73,9 @@ async def train(run: Run) -> None:
         record(run, done)
         if checkpoints.due(done) and done < steps:
             await checkpoints.settled()
-            await checkpoints.begin(weights, state(done))  # type: ignore[arg-type]
+            await checkpoints.begin(weights, state(done))
             save_progress(run)
-    await checkpoints.save(weights, state(done))  # type: ignore[arg-type]
+    await checkpoints.save(weights, state(done))
     if not run.stop.is_set() and not any(item.step == steps for item in run.state.evaluations):
         await score(run, steps, "after")
 

@@ -103,7 +103,6 @@ def layers(package: str) -> list[str]:
     """Folders and files of a package in the order of the architecture page, the highest layer first."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     block = re.search(rf"^{package}/ .*\n((?:  .*\n)+)", page, re.MULTILINE)
-    assert block is not None
     return [line.split()[0].removesuffix("/").removesuffix(".py") for line in block[1].splitlines()]
 
 

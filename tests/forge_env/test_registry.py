@@ -128,7 +128,7 @@ def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None
     with pytest.raises(ConfigError, match="max_turns: should be greater than or equal to 1, not 0"):
         fe.make("blackjack", max_turns=0)
     with pytest.raises(UsageError, match=r"sandboxes='docker' is not a started engine.*fe.open_engine"):
-        fe.make("good", sandboxes="docker")  # type: ignore[arg-type]
+        fe.make("good", sandboxes="docker")
     with pytest.raises(ConfigError, match=r"max_turn: unknown key \(did you mean max_turns\?\)"):
         fe.make("good", max_turn=1)
     with pytest.raises(ConfigError, match=r"dataset.pth: unknown key \(did you mean dataset.path\?\)"):
@@ -151,7 +151,7 @@ def test_registering_in_code(third_party: Path) -> None:
         registry.unregister("by_path")
     assert isinstance(fe.make("tests.forge_env.environment.test_tool_environment:Arithmetic"), Arithmetic)
     with pytest.raises(PluginError, match="not a subclass"):
-        fe.register("no", int)  # type: ignore[arg-type]
+        fe.register("no", int)
 
 
 @pytest.mark.parametrize("package", [True, False])
@@ -209,7 +209,7 @@ def test_a_class_that_was_changed_is_checked_when_it_is_registered_again(monkeyp
 
     monkeypatch.setattr(registry, "_REGISTERED", {})
     fe.register("changed", Changed)
-    Changed.splits = "train"  # type: ignore[assignment]
+    Changed.splits = "train"
     with pytest.raises(PluginError, match="splits is 'train'"):
         fe.register("changed", Changed)
 
@@ -242,4 +242,4 @@ def test_what_is_no_environment_is_refused(given: Any, said: str) -> None:
         fe.make(given)
     env = fe.make("calculator")
     with pytest.raises(UsageError, match="pass its class: Calculator"):
-        fe.make(env)  # type: ignore[arg-type]
+        fe.make(env)

@@ -33,7 +33,7 @@ DATA = {
 
 def test_a_message_reads_what_it_writes() -> None:
     assert MESSAGE.model_dump() == DATA
-    assert Message.model_validate(DATA) == MESSAGE == Message(**DATA)  # type: ignore[arg-type]
+    assert Message.model_validate(DATA) == MESSAGE == Message(**DATA)
     assert json.loads(MESSAGE.model_dump_json()) == json.loads(as_text(MESSAGE, "show")) == {**DATA, "images": []}
     told = {name: value for name, value in DATA.items() if value not in (None, ()) and name != "stop_reason"}
     assert MESSAGE.to_openai() == told

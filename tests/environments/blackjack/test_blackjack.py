@@ -64,7 +64,7 @@ async def test_hands_of_a_level_are_dealt_so(level: int) -> None:
     for index, task in enumerate(tasks):
         observation, _ = await env.reset(options={"task": task})
         hand = observation[0].content.partition("Your hand: ")[2]
-        total, ace = int(re.match(r"\d+", hand)[0]), "usable ace" in hand  # type: ignore[index]
+        total, ace = int(re.match(r"\d+", hand)[0]), "usable ace" in hand
         assert level == (3 if ace else 2 if 12 <= total <= 16 else 1)
         if every.task("eval", index).difficulty == level:
             assert every.task("eval", index) == task

@@ -42,7 +42,6 @@ def test_it_tells_the_model_what_coding_rlvr_tells_it() -> None:
 @pytest.mark.slow
 async def test_the_program_plays_the_tasks(engine: SandboxEngine) -> None:
     task = CodingProgram().task("train", 0)
-    assert task.gold is not None
     right = task.gold.removeprefix("```python\n").removesuffix("\n```")
     wrong = right.replace("return ", "return 0 and ")
 

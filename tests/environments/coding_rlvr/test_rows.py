@@ -227,7 +227,7 @@ def test_a_test_of_the_agents_objects_leaves_the_row_out() -> None:
         ("assert root.size > 2", {"setup": "root = Node(1)"}),
         ("assert is_tree(f(1))", {"setup": "def is_tree(x): return isinstance(x, Node)", "names": ["f", "Node"]}),
     ):
-        assert suite_of([statement], **more) is None, statement  # type: ignore[arg-type]
+        assert suite_of([statement], **more) is None, statement
 
 
 def test_imports_from_the_future_stay_first() -> None:
@@ -427,7 +427,6 @@ def test_what_is_compared_outside() -> None:
         "assert f(1) > 0": [("assert f(1) > 0", "")],
     }.items():
         suite = suite_of([source])
-        assert suite is not None
         assert [(check["call"], check["expected"]) for check in suite.checks] == checks, source
 
 

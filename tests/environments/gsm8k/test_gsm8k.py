@@ -70,11 +70,9 @@ async def test_rows_of_a_file_in_the_datasets_format(tmp_path: Path) -> None:
 
 def test_the_hubs_name_is_enough() -> None:
     config = GSM8KConfig.model_validate({"dataset": "openai/gsm8k"})
-    assert config.dataset is not None
     assert (config.dataset.name, config.dataset.splits) == ("main", {"train": "train", "eval": "test"})
     assert config.dataset.columns["prompt"] == "question"
     streamed = GSM8KConfig.model_validate({"dataset": {"path": "openai/gsm8k", "streaming": True}})
-    assert streamed.dataset is not None
     assert (streamed.dataset.streaming, streamed.dataset.name) == (True, "main")
     assert GSM8KConfig.model_validate({"dataset": "generated"}).dataset is None
 
@@ -82,7 +80,6 @@ def test_the_hubs_name_is_enough() -> None:
 def test_a_split_of_the_hubs_dataset() -> None:
     def splits(split: str) -> tuple[str | None, dict[str, str]]:
         found = GSM8KConfig.model_validate({"dataset": {"path": "openai/gsm8k", "split": split}}).dataset
-        assert found is not None
         return found.split, found.splits
 
     assert splits("train") == (None, {"train": "train", "eval": "test"})  # its own `test` is held out

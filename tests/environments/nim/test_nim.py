@@ -88,7 +88,6 @@ async def test_an_evaluation_has_opponents_and_is_scored_again(tmp_path: Path) -
         opponents={"second": "environments.nim:Perfect"},
     )
     score = result.summary.environments["nim"].score
-    assert score is not None
     for played in read_trajectories(tmp_path / "one" / "trajectories" / "eval.jsonl"):
         assert played.opponents == {"second": "environments.nim:Perfect"}
         assert played.reward == played.rewards["first"]
@@ -101,7 +100,6 @@ async def test_an_evaluation_has_opponents_and_is_scored_again(tmp_path: Path) -
         score="reward_second",
     )
     seconds = lost.summary.environments["nim"].score
-    assert seconds is not None
     assert seconds.value == pytest.approx(1 - score.value)
     again = await rescore(tmp_path / "one", tmp_path / "two")
     assert (again.diverged, again.changed, again.unscored) == ([], [], {})

@@ -62,7 +62,7 @@ def test_only_the_hidden_tests_see_the_bugs(package: Package, tmp_path: Path) ->
 @ASYNC
 async def test_repairs_earn_everything_and_nothing_earns_nothing(engine: SandboxEngine) -> None:
     for level in (1, 3):
-        env = Repairs(RepairsConfig(levels=[level]))  # type: ignore[list-item]
+        env = Repairs(RepairsConfig(levels=[level]))
         task = env.task("eval", 0)
         make = lambda: fe.make("repairs", sandboxes=engine)  # noqa: E731
         assert (await run_episode(make, GoldPolicy(), task=task)).reward == 1.0

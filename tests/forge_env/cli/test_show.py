@@ -231,7 +231,6 @@ def test_markdown_keeps_an_agents_text_in_its_block(hostile: RunFolder, capsys: 
     assert main(["show", str(hostile.root), "--format", "md"]) == 0
     text = capsys.readouterr().out
     fence = re.search(r"^(`{4,})text$", text, re.MULTILINE)
-    assert fence is not None
     before, _, rest = text.partition(f"{fence[1]}text\n")
     inside, _, after = rest.partition(f"\n{fence[1]}\n")
     assert "<script>" in inside

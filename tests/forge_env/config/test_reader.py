@@ -207,9 +207,8 @@ def test_an_override_is_named_as_it_was_written() -> None:
 
 def test_giving_one_key_of_a_section_keeps_that_sections_own_defaults() -> None:
     config = load(MINIMAL + "warmup: {}\n", "--warmup.optimizer.lr", "0.5")
-    assert config.warmup is not None
     assert config.warmup.optimizer.lr == 0.5
-    assert config.warmup.optimizer.muon_lr == load(MINIMAL + "warmup: {}\n").warmup.optimizer.muon_lr != 0.0  # type: ignore[union-attr]
+    assert config.warmup.optimizer.muon_lr == load(MINIMAL + "warmup: {}\n").warmup.optimizer.muon_lr != 0.0
 
 
 def test_files_are_found_by_path_and_by_bundled_name(tmp_path: Path) -> None:
@@ -288,5 +287,4 @@ def test_an_override_that_is_no_value_is_refused(value: str) -> None:
 
 def test_sections_may_share_a_value() -> None:
     config = load(MINIMAL + "trainer: {optimizer: &adam {lr: 0.5}}\nwarmup: {optimizer: *adam}\n")
-    assert config.warmup is not None
     assert (config.trainer.optimizer.lr, config.warmup.optimizer.lr) == (0.5, 0.5)

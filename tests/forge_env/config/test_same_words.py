@@ -158,7 +158,7 @@ def test_a_file_of_a_newer_version_is_refused(read: Read, tmp_path: Path) -> Non
 
 def test_what_is_written_has_a_version() -> None:
     recipe = RunConfig.model_validate({"environment": {"name": "x"}})
-    evaluated = EvaluationConfig(model="gold", environments="x", seed=3)  # type: ignore[arg-type]
+    evaluated = EvaluationConfig(model="gold", environments="x", seed=3)
     for text in (render(recipe), changed_yaml(evaluated)):
         assert yaml.safe_load(text)["schema"] == 1
     assert build(EvaluationConfig, parse(changed_yaml(evaluated), "config.yaml")) == evaluated

@@ -69,7 +69,6 @@ def test_intervals_are_not_empty_if_all_rewards_are_equal() -> None:
 
 def test_rewards_of_another_range_are_scaled() -> None:
     estimate = Value([-1.0, 3.0, 3.0, 3.0]).estimate(-1.0, 3.0)
-    assert estimate is not None
     assert estimate.value == 2.0
     assert -1.0 < estimate.low < 2.0 < estimate.high < 3.0
     assert Value().estimate(0.0, 1.0) is None

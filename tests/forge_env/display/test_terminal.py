@@ -118,7 +118,7 @@ def test_a_mistake_in_what_is_drawn_is_in_the_log_with_its_place(
     state: RunState, caplog: pytest.LogCaptureFixture
 ) -> None:
     events = Events(open_display(TrainingView(state), io.StringIO()))
-    events.note(None)  # type: ignore[arg-type]
+    events.note(None)
     (record,) = caplog.records
     assert "PlainDisplay failed and was closed: AttributeError" in record.message
     assert record.exc_info

@@ -75,7 +75,7 @@ async def test_images_go_out_as_parts(tools: str) -> None:
         await session.reply([Message(role="tool", content="more", tool_call_id="c", images=seen.images)])
     [asked] = [message for message in server.requests[0]["messages"] if message["role"] == "user"]
     assert asked["content"] == seen.parts
-    assert server.requests[1]["messages"][-1]["content"][-1] == seen.parts[-1]  # type: ignore[index]
+    assert server.requests[1]["messages"][-1]["content"][-1] == seen.parts[-1]
 
 
 async def test_a_conversation_with_native_tool_calls() -> None:
@@ -176,7 +176,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "a list": ([], "MalformedAnswerError"),
     "no choices": ({"choices": []}, "MalformedAnswerError"),
     "null message": ({"choices": [{"message": None}]}, "MalformedAnswerError"),
-    "number as content": (completion(7), "MalformedAnswerError"),  # type: ignore[arg-type]
+    "number as content": (completion(7), "MalformedAnswerError"),
     "error with status 200": ({"error": {"message": "overloaded"}}, "EndpointFailureError"),
     "calls as text": (completion(None, calls="add(3)"), "MalformedAnswerError"),
     "call as text": (completion(None, calls=["add(3)"]), "MalformedAnswerError"),
@@ -349,7 +349,7 @@ async def test_delays_grow_vary_and_obey_retry_after() -> None:
     answers = [http({}, 500), http({}, 500), http({}, 429, {"retry-after": "7"}), http(GOOD)]
     async with Server(lambda request, n: answers[n]) as server, policy_for(server, retries=5) as policy:
         await policy.session([]).reply(QUESTION)
-        first, second, third = policy._sleep.seconds  # type: ignore[attr-defined]
+        first, second, third = policy._sleep.seconds
     assert 0.25 <= first <= 0.75
     assert 0.5 <= second <= 1.5
     assert third == 7.0
@@ -380,7 +380,7 @@ async def test_retry_after_is_obeyed_within_reason_and_named_beyond_it(asked: st
     async with Server(lambda request, n: answers[n]) as server, policy_for(server, **options) as policy:
         policy.tell = told.append
         await policy.session([]).reply(QUESTION)
-        assert policy._sleep.seconds == [waited] * 3  # type: ignore[attr-defined]
+        assert policy._sleep.seconds == [waited] * 3
     assert len(told) == (waited == 20.0), "once, however often it asks"
     assert all("retrying after 20.0s (longest_delay_s)" in text for text in told)
 

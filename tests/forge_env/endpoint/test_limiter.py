@@ -123,7 +123,7 @@ class Simulation:
 
 def simulate(answers: int, latency: str, **options: object) -> Played:
     async def play() -> Played:
-        return await Simulation(LATENCIES[latency], **options).until(answers)  # type: ignore[arg-type]
+        return await Simulation(LATENCIES[latency], **options).until(answers)
 
     return run(play())
 

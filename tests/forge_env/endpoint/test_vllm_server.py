@@ -181,7 +181,6 @@ async def test_a_server_that_ends_during_the_run_is_named(
     out = tmp_path / "out"
     result = await fe.evaluate_async(Sums, "vllm:org/model", out=out, first_delay_s=3600.0, retries=9)
     assert result.summary.status == "incomplete"
-    assert result.error is not None
     assert re.search(f"vLLM ended during the run with {how}RuntimeError: out of memory", str(result.error))
     assert f"see {out / 'vllm.log'}" in (result.error.fix or "")
 

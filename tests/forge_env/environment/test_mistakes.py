@@ -153,7 +153,7 @@ async def test_what_is_no_action_is_refused(action: Any) -> None:
 
 
 class ValidatedConfig(fe.ToolEnvironmentConfig):
-    names: tuple[str, ...] = Field("a,b", validate_default=True)  # type: ignore[arg-type]
+    names: tuple[str, ...] = Field("a,b", validate_default=True)
 
     @field_validator("names", mode="before")
     @classmethod
@@ -239,7 +239,7 @@ async def nothing_there(env: Boxed) -> Any:
 
 
 async def a_text(env: Boxed) -> Any:
-    await env.sandbox.exec("ls")  # type: ignore[arg-type]
+    await env.sandbox.exec("ls")
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ class Crowded(Agent):
 class Says(Policy):
     """Says one thing after the other, in whichever conversation; remembers what it was told."""
 
-    def __init__(self, *replies: str | Exception) -> None:
+    def __init__(self, *replies: str | Reply | Exception) -> None:
         self.replies = list(replies)
         self.told: list[list[Observation]] = []
 
@@ -153,12 +153,12 @@ class _Says(PolicySession):
         said = self.policy.replies.pop(0)
         if isinstance(said, Exception):
             raise said
-        return Reply(Message(role="assistant", content=said))
+        return said if isinstance(said, Reply) else Reply(Message(role="assistant", content=said))
 
 
 async def play(
     engine: SandboxEngine,
-    replies: Sequence[str | Exception],
+    replies: Sequence[str | Reply | Exception],
     program: str = LOOP,
     limits: EpisodeLimits | None = None,
     base: type[Agent] = Agent,
@@ -318,68 +318,6 @@ print(ask(user("Still there?"))["content"])
     assert policy.told[0][0][0].content == "Still there?"
 
 
-@pytest.mark.parametrize(
-    ("send", "status", "why"),
-    [
-        ("b'{'", 400, "the body is not JSON"),
-        ("b'\\xff' * 100", 400, "the body is not JSON"),
-        ("b'[' * 100_000", 400, "the body is nested more than 100 levels deep"),
-        ("b'{\"messages\": 7}'", 400, "messages: "),
-        ("b' ' * 100_000_000", 413, "the body has more than 8 MiB"),
-    ],
-)
-async def test_a_program_that_sends_nonsense_is_told(either: SandboxEngine, send: str, status: int, why: str) -> None:
-    program = f"""
-from asking import *
-import http.client
-host = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1")
-connection = http.client.HTTPConnection(host)
-said = {send}
-connection.putrequest("POST", "/v1/chat/completions")
-connection.putheader("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
-connection.putheader("Content-Length", str(len(said)))
-connection.endheaders()
-for start in range(0, len(said), 1 << 20):
-    try:
-        connection.send(said[start : start + (1 << 20)])
-    except OSError:
-        break  # it was told before all was sent
-answer = connection.getresponse()
-print(answer.status, json.load(answer)["error"]["message"])
-print(ask(user("And now?"))["content"])
-"""
-    trajectory, _ = await play(either, ["sense"], program)
-    assert trajectory.answer is not None
-    told, said = trajectory.answer.split("\n")
-    assert told.startswith(f"{status} {why}"), told
-    assert (said, trajectory.truncation, len(trajectory.turns)) == ("sense", None, 1)
-
-
-async def test_a_program_that_opens_a_thousand_connections(either: SandboxEngine) -> None:
-    flood = """
-from asking import *
-import socket
-host, port = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1").split(":")
-held = []
-try:
-    for _ in range(1000):
-        held.append(socket.create_connection((host, int(port)), timeout=5))
-except OSError:
-    pass
-for each in held:
-    each.close()
-while True:
-    try:
-        answer = ask(user("How many?"))
-    except OSError:
-        continue  # more than 64 at once are cut off, and the last of them is not forgotten at once
-    break
-print(answer["content"])
-"""
-    trajectory, _ = await play(either, ["many"], flood, wall_s=60.0)
-    assert (trajectory.answer, len(trajectory.turns)) == ("many", 1)
-
-
 @pytest.mark.slow
 async def test_a_program_that_forks_until_it_can_no_more(either: SandboxEngine) -> None:
     """Its children end with it, also those that have left its group of processes, and the sandbox is as before."""
@@ -408,59 +346,6 @@ print(ask(user("Who is there?"))["content"], sum("agent.py" in open(f"/proc/{n}/
     assert trajectory.answer == "me 0"
 
 
-async def test_a_program_that_floods_is_refused_and_its_episode_ends(engine: SandboxEngine) -> None:
-    """Hundreds of requests at once: what is more than may wait is refused, and the rest ends with the episode."""
-    flood = """
-from asking import *
-seen = []
-def one(number):
-    try:
-        ask(user(f"{number}"))
-        seen.append("answered")
-    except urllib.error.HTTPError as error:
-        seen.append(json.load(error)["error"]["code"])
-    except OSError:
-        seen.append("cut off")
-threads = [threading.Thread(target=one, args=[number]) for number in range(300)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-print({each: seen.count(each) for each in sorted(set(seen))})
-"""
-    trajectory, _ = await play(engine, ["Yes."] * 4, flood, max_turns=4, wall_s=60.0)
-    assert (trajectory.truncation, len(trajectory.turns)) == ("turns", 4)
-    trajectory, _ = await play(engine, ["DONE 42"])
-    assert trajectory.reward == 1.0
-
-
-async def test_a_program_with_the_key_of_another_episode(engine: SandboxEngine) -> None:
-    """Of one that has ended: it is charged to nobody, and the program is told."""
-    keys: list[str] = []
-
-    class Telling(Agent):
-        program = """
-from asking import *
-own, os.environ["OPENAI_API_KEY"] = os.environ["OPENAI_API_KEY"], os.environ["OTHER"]
-try:
-    ask(user("Who pays?"))
-except urllib.error.HTTPError as error:
-    seen = f"{error.code} {json.load(error)['error']['message']}"
-os.environ["OPENAI_API_KEY"] = own
-print(ask(user(seen))["content"])
-"""
-
-        def environment(self, task: fe.Task) -> dict[str, str]:
-            assert self._access is not None
-            keys.append(self._access.key)
-            return {"OTHER": keys[0] if len(keys) > 1 else "sk-none"}
-
-    for _ in range(2):
-        policy = Says("I see.")
-        trajectory = await run_episode(lambda: Telling(sandboxes=engine), policy, seed=1)
-        assert (trajectory.answer, len(trajectory.turns)) == ("I see.", 1)
-        assert policy.told[0][0][0].content == "401 this key belongs to no running episode"
-    assert len(set(keys)) == 2
-
-
 async def test_a_key_is_its_episode_and_no_other_program_finds_it() -> None:
     """A program that was given the key of an episode that runs beside it speaks for that one, and is charged nothing;
     by itself it finds none but its own.
@@ -474,7 +359,6 @@ async def test_a_key_is_its_episode_and_no_other_program_finds_it() -> None:
         program = "from asking import *\nprint(ask(user('mine'))['content'])"
 
         async def _ask(self, request: ModelRequest) -> Message:
-            assert self._access is not None
             if key.done():
                 stolen.set()
             else:
@@ -530,17 +414,8 @@ asking.json.load = lambda file: whole.append(load(file)) or whole[-1]
 ask(user("?"))
 print(whole[0]["choices"][0]["finish_reason"])
 """
-
-    class Short(Says):
-        def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-            return _Short(self)
-
-    class _Short(_Says):
-        async def reply(self, observation: Observation) -> Reply:
-            return Reply(Message(role="assistant", content="It is"), stop_reason="length")
-
-    kind = type("Asking", (Agent,), {"program": asking})
-    trajectory = await run_episode(lambda: kind(sandboxes=engine), Short(), seed=1)
+    short = Reply(Message(role="assistant", content="It is"), stop_reason="length")
+    trajectory, _ = await play(engine, [short], asking)
     assert trajectory.answer == "length"
     assert trajectory.turns[0].reply.stop_reason == "length"
 

@@ -269,7 +269,7 @@ async def test_order_is_enforced() -> None:
 
 
 def test_bad_definitions_are_refused_early() -> None:
-    def unhinted(x) -> None:  # type: ignore[no-untyped-def]
+    def unhinted(x) -> None:
         """X."""
 
     def starred(*xs: int) -> None:
@@ -292,7 +292,7 @@ class Derived(Arithmetic):
         """Add, and one more."""
         return a + b + 1
 
-    refuse = None  # type: ignore[assignment]
+    refuse = None
 
     @fe.tool(name="half", max_calls=2)
     @staticmethod
@@ -376,7 +376,7 @@ def test_a_tool_hides_nothing_of_the_platforms() -> None:
 async def test_a_tool_may_be_called_submit() -> None:
     class Submitting(Arithmetic):
         @fe.tool
-        async def submit(self, answer: str) -> None:  # type: ignore[override]
+        async def submit(self, answer: str) -> None:
             """Answer."""
             super().submit(answer)
 

@@ -17,16 +17,14 @@ SETTINGS = {"num_tasks": 6, "sandbox": "local", "max_samples": 4}
 @pytest.mark.parametrize("name", BUNDLED)
 def test_gold_scores_full_marks_and_random_does_not(name: str, tmp_path: Path) -> None:
     cls = environment_class(name)
-    gold = fe.evaluate(name, "gold", out=tmp_path / "gold", **SETTINGS)  # type: ignore[arg-type]
+    gold = fe.evaluate(name, "gold", out=tmp_path / "gold", **SETTINGS)
     score = gold.summary.environments[name].score
     assert gold.summary.status == "complete"
-    assert score is not None
     seats = getattr(cls, "seats", ())
     assert score.value == pytest.approx(cls.max_reward / max(1, len(seats))), "of several seats one wins"
     if seats:  # who plays at random against itself wins as often; its tests have players against each other
         return
-    noise = fe.evaluate(name, "random", out=tmp_path / "random", **SETTINGS)  # type: ignore[arg-type]
+    noise = fe.evaluate(name, "random", out=tmp_path / "random", **SETTINGS)
     score = noise.summary.environments[name].score
     assert noise.summary.status == "complete"
-    assert score is not None
     assert score.value < cls.max_reward

@@ -32,7 +32,7 @@ class Levels(Sums):
 
     def task(self, split: str, index: int) -> fe.Task:
         """The sum, larger at a higher level."""
-        task = super().task(split, index + 100 * (self.config.levels[0] - 1))  # type: ignore[attr-defined]
+        task = super().task(split, index + 100 * (self.config.levels[0] - 1))
         return task.model_copy(update={"id": f"task-{index}"})
 
 
@@ -58,7 +58,6 @@ def test_other_tasks_are_refused(settings: dict[str, Any], difference: str, tmp_
 @pytest.mark.parametrize("options", [{"levels": [1]}, {"max_turns": 3}, {"max_turns": 2, "levels": [1]}])
 def test_options_that_change_no_task_may_differ(options: dict[str, Any], tmp_path: Path) -> None:
     found = compare_folders(played(tmp_path / "a"), played(tmp_path / "b", options=options)).environments["levels"]
-    assert found is not None
     assert found.tasks == 12
 
 
@@ -67,7 +66,6 @@ def test_what_was_asked_for_last_is_compared(tmp_path: Path) -> None:
     played(tmp_path / "a", num_tasks=5, resume=True)
     found = compare_folders(a, b)
     difference = found.environments["levels"]
-    assert difference is not None
     assert (difference.tasks, found.only_b["levels"]) == (5, 7)
 
 

@@ -44,7 +44,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(solved: list[bool], da
 def test_one_sample_a_task_gives_the_usual_error() -> None:
     values = [0.1, 0.5, 0.4, 0.9, 1.0]
     found = mean([[value] for value in values])
-    assert found is not None
     assert found.value == pytest.approx(statistics.mean(values))
     assert found.stderr == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)))
     assert found.low <= found.value <= found.high
@@ -52,8 +51,6 @@ def test_one_sample_a_task_gives_the_usual_error() -> None:
 
 def test_repeating_samples_of_a_task_does_not_shrink_the_error() -> None:
     once, often = mean([[0.0], [1.0], [1.0]]), mean([[0.0] * 50, [1.0] * 50, [1.0] * 50])
-    assert once is not None
-    assert often is not None
     assert often.stderr == pytest.approx(once.stderr)
     assert (often.low, often.high) == pytest.approx((once.low, once.high))
 
@@ -106,7 +103,6 @@ def test_training_and_evaluation_score_the_same_episodes_alike() -> None:
             scores.add(item.task_id, item.reward)
     held_out = scores.estimate()
     assert held_out == summary.environments["toy"].score
-    assert held_out is not None
     rewards = [item.reward for item in played if item.valid]
     assert held_out.stderr != pytest.approx(statistics.stdev(rewards) / math.sqrt(len(rewards)))  # as if independent
     assert TaskScores().estimate() is None
@@ -144,7 +140,6 @@ def test_a_comparison_pairs_tasks() -> None:
     a = {f"t{i}": [i / 10] for i in range(10)} | {"only_a": [0.0]}
     b = {f"t{i}": [i / 10 + 0.1] for i in range(10)}
     found = compare(a, b)
-    assert found is not None
     assert (found.tasks, found.better, found.worse) == (10, 10, 0)
     assert found.difference.value == pytest.approx(0.1)
     assert found.difference.stderr == pytest.approx(0.0, abs=1e-9)
@@ -169,9 +164,6 @@ def test_a_share_has_an_interval_at_its_ends_and_a_wider_one_if_samples_are_alik
     alike = share_of([(10, 10)] * 5 + [(0, 10)] * 5)
     mixed = share_of([(5, 10)] * 10)
     whole = share_of([(10, 10)] * 10)
-    assert alike is not None
-    assert mixed is not None
-    assert whole is not None
     assert alike.high - alike.low > 2 * (mixed.high - mixed.low)
     assert (round(mixed.low, 3), round(mixed.high, 3)) == (0.404, 0.596)  # Wilson's of 50 of 100
     assert (whole.value, whole.high) == (1.0, 1.0)

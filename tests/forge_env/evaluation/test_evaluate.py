@@ -192,14 +192,14 @@ def test_a_function_plays_and_what_cannot_play_is_named_before_anything_starts(o
     assert (local.summary.status, local.summary.model) == ("complete", "<lambda>")
 
     class Named(Counted):
-        def name(self) -> str:  # type: ignore[override]
+        def name(self) -> str:
             return "x"
 
     assert fe.evaluate(Sums, Named(), out=out.with_name("named")).summary.model == "Named"
     nothing = out.with_name("nothing")
     for wrong, message in [(Counted, "Counted is a class"), (3, "'3' is not a model"), (None, "'None' is not a model")]:
         with pytest.raises(UsageError, match=message):
-            fe.evaluate(Sums, wrong, out=nothing)  # type: ignore[arg-type]
+            fe.evaluate(Sums, wrong, out=nothing)
     assert not nothing.exists()
 
 
@@ -380,7 +380,6 @@ def test_scoring_again_and_comparing(out: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(other.changed) == 24
     found = compare_folders(out, out.with_name("other"))
     difference = found.environments["Sums"]
-    assert difference is not None
     assert (difference.tasks, difference.better, difference.worse) == (12, 6, 6)
 
 

@@ -72,11 +72,8 @@ async def small_disk(folder: Path, size: str) -> AsyncIterator[SmallDisk]:
         stdout=pipe,
         stderr=pipe,
     )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
     try:
         if await holder.stdout.readline() != b"mounted\n":
-            assert holder.stderr is not None
             pytest.skip(f"no file system of one's own here: {(await holder.stderr.read()).decode().strip()}")
         yield SmallDisk(holder, folder)
     finally:
@@ -86,7 +83,6 @@ async def small_disk(folder: Path, size: str) -> AsyncIterator[SmallDisk]:
 
 async def until(process: asyncio.subprocess.Process, words: bytes) -> bytes:
     """What `process` writes to stderr, up to the line with `words`."""
-    assert process.stderr is not None
     said = b""
     while words not in said:
         line = await process.stderr.readline()

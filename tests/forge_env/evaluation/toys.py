@@ -119,7 +119,7 @@ class Counted(Policy):
                 if state["turn"] < owner.turns:
                     call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
                     calls = [{"id": f"c{number}", **call} for number in range(owner.calls)]
-                    message = fe.Message(role="assistant", tool_calls=calls)  # type: ignore[arg-type]
+                    message = fe.Message(role="assistant", tool_calls=calls)
                 return Reply(message=message, metadata={"usage": dict(owner.usage)})
 
         return Session()

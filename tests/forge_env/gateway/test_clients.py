@@ -18,13 +18,16 @@ from starlette.requests import Request
 
 import forge_env as fe
 from forge_env.gateway.chat import read_chat
+from forge_env.gateway.conversations import Conversations
 from forge_env.gateway.messages import read_messages
-from forge_env.gateway.request import ModelRequest, merged
+from forge_env.gateway.request import ModelRequest, arguments_object
 from forge_env.gateway.responses import read_responses
 from forge_env.gateway.server import MESSAGE_CHARS, MESSAGE_S, Access, Gateway
 from forge_env.http.limits import MAX_BODY, MAX_HELD, LoopShare, RefusedRequestError
+from forge_env.tools.json_text import arguments_text
 from forge_env.tools.turns import call_of
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec, call_tool
+from tests.forge_env.gateway.conftest import Model
 
 if TYPE_CHECKING:
     import anthropic
@@ -37,6 +40,8 @@ WEATHER = {"type": "object", "properties": {"place": {"type": "string"}}, "requi
 CALL = call_tool("weather", place="Z\u00fcrich")
 """What a model says that wants to know the weather."""
 
+
+USER: Any = [{"role": "user", "content": "?"}]
 
 SHOWN = {
     "address": ["test_chat_completions", "test_responses", "test_messages"],
@@ -84,25 +89,12 @@ def _clients() -> None:
     import openai
 
 
-@pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
-    async with Gateway() as gateway:
-        yield gateway
-
-
-class Model:
-    """Answers as it is told to, and remembers what it was asked."""
-
-    def __init__(self, *answers: Message | str | Exception) -> None:
-        self.answers = list(answers)
-        self.asked: list[ModelRequest] = []
-
-    async def __call__(self, request: ModelRequest) -> Message:
-        self.asked.append(request)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return Message(role="assistant", content=answer) if isinstance(answer, str) else answer
+async def send(gateway: Gateway, path: str, body: Any, model: Model | None = None) -> httpx2.Response:
+    """Send a request of a new episode."""
+    content = body if isinstance(body, AsyncIterator) else json.dumps(body)
+    with gateway.open(model or Model()) as access:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
+            return await client.post(f"{access.url}/v1/{path}", content=content)
 
 
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": WEATHER}}]
@@ -111,7 +103,6 @@ CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "weather", "descrip
 async def chat(client: openai.AsyncOpenAI, messages: list[Any], stream: bool, **more: Any) -> Message:
     if not stream:
         completion = await client.chat.completions.create(model="any", messages=messages, **more)
-        assert completion.usage is not None
         assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
         said = completion.choices[0].message
         assert completion.choices[0].finish_reason == ("tool_calls" if said.tool_calls else "stop")
@@ -332,7 +323,6 @@ async def test_a_program_is_told_that_its_answer_was_cut_short(gateway: Gateway)
             ended = await client.chat.completions.create(**ask, stop=" is")
             assert (ended.choices[0].finish_reason, ended.choices[0].message.content) == ("stop", "It")
             told = await client.responses.create(model="any", input="?")
-            assert told.incomplete_details is not None
             assert (told.status, told.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         async with anthropic.AsyncAnthropic(base_url=access.url, api_key=access.key) as claude:
             assert (await claude.messages.create(**ask, max_tokens=5)).stop_reason == "max_tokens"
@@ -376,26 +366,47 @@ async def test_messages(gateway: Gateway, stream: bool) -> None:
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
 
 
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels):
+        found = {"properties": found}
+    return found
+
+
+def said(*content: Any) -> Any:
+    return {"messages": [{"role": "assistant", "content": content}]}
+
+
+USE = {"type": "tool_use", "id": "1"}
+
+
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("path", "body", "why"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "reads text and images only"),
-        ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": "wizard", "content": "?"}]}, r"messages\.0\.role: "),
-        ({"messages": [{"role": "user", "content": "?"}], "n": 1000}, r"n: "),
-        ({"messages": [{"role": "user", "content": "?"}], "functions": [{}]}, "send `tools`"),
-        ([1], "the request: "),
+        ("chat/completions", {"messages": []}, "messages: List should have at least 1 item"),
+        ("chat/completions", {"messages": [{"role": "wizard", "content": "?"}]}, "messages.0.role: "),
+        ("chat/completions", {"messages": USER, "n": 1000}, "n: "),
+        ("chat/completions", {"messages": USER, "functions": [{}]}, "send `tools`"),
+        ("chat/completions", [1], "the request: "),
+        ("responses", {"input": [{"type": "reasoning", "summary": None}]}, "input.0.summary: Input should be a valid"),
+        (
+            "messages",
+            {"messages": USER, "tools": [{"name": "weather", "input_schema": nested(70)}]},
+            "the parameters of the tool 'weather' are nested more than 64 levels deep",
+        ),
+        ("messages", said({**USE, "input": nested(70)}), "the arguments of a call are nested more than 64 levels deep"),
+        ("messages", {"messages": USER * 10_001}, "messages: List should have at most 10000 items"),
+        ("messages", said(*[USE] * 30_000), "the body has more than 120,000 commas, colons and opening brackets"),
+        ("messages", {"messages": USER, "stop_sequences": ["x"] * 65}, "stop_sequences: List should have at most 64"),
+        ("messages", {"messages": USER, "x": nested(900)}, "the body is nested more than 100 levels deep"),
     ],
 )
-async def test_what_cannot_be_answered_is_refused(gateway: Gateway, body: Any, why: str) -> None:
-    with gateway.open(Model()) as access:
-        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
-            found = await client.post(f"{access.openai_url}/chat/completions", json=body)
+async def test_what_cannot_be_answered_is_refused(gateway: Gateway, path: str, body: Any, why: str) -> None:
+    found = await send(gateway, path, body)
     assert found.status_code == 400
-    assert re.search(why, found.json()["error"]["message"]), found.text
+    assert why in found.json()["error"]["message"]
 
 
-USER: Any = [{"role": "user", "content": "?"}]
 WEATHER_TOOL: Any = {"name": "weather", "description": "Now.", "parameters": WEATHER}
 ANTHROPICS_TOOL: Any = {"name": "weather", "description": "Now.", "input_schema": WEATHER}
 
@@ -437,7 +448,7 @@ async def test_the_choice_of_tools(gateway: Gateway) -> None:
                 await gpt.chat.completions.create(model="m", messages=USER, tools=CHAT_TOOLS, tool_choice=choice)
             for said in ("none", "required", {"type": "function", "name": "weather"}):
                 tool: Any = {"type": "function", **WEATHER_TOOL}
-                await gpt.responses.create(model="m", input="?", tools=[tool], tool_choice=said)  # type: ignore[call-overload]
+                await gpt.responses.create(model="m", input="?", tools=[tool], tool_choice=said)
             for kind in ("none", "any", "tool"):
                 body: Any = {"tools": [ANTHROPICS_TOOL], "tool_choice": {"type": kind, "name": "weather"}}
                 await claude.messages.create(model="m", max_tokens=5, messages=USER, **body)
@@ -554,7 +565,7 @@ REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
         TEXT,
     ),
     "messages shell": (
-        lambda c: c[1].messages.create(**sends("?"), max_tokens=5, tools=[BASH]),  # type: ignore[list-item]
+        lambda c: c[1].messages.create(**sends("?"), max_tokens=5, tools=[BASH]),
         400,
         "doesn't know the tool 'bash'",
     ),
@@ -671,45 +682,6 @@ async def test_what_an_episode_asks_at_once_is_bounded_in_bytes(gateway: Gateway
             assert (await post(access)).status_code == 200, "what was answered is held no more"
 
 
-def nested(levels: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for _ in range(levels):
-        found = {"properties": found}
-    return found
-
-
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        (
-            {
-                "messages": [{"role": "user", "content": "?"}],
-                "tools": [{**ANTHROPICS_TOOL, "input_schema": nested(70)}],
-            },
-            "the parameters of the tool 'weather' are nested more than 64 levels deep",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "input": nested(70)}]}]},
-            "the arguments of a call are nested more than 64 levels deep",
-        ),
-        ({"messages": [{"role": "user", "content": ""}] * 10_001}, "messages: List should have at most 10000 items"),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}] * 30}] * 1_000},
-            "the body has more than 120,000 commas, colons and opening brackets outside of strings",
-        ),
-        ({"messages": USER, "stop_sequences": ["x"] * 65}, "stop_sequences: List should have at most 64 items"),
-        ({"messages": USER, "x": nested(900)}, "the body is nested more than 100 levels deep"),
-    ],
-    ids=["tools", "calls", "messages", "structure", "stop words", "nesting"],
-)
-async def test_what_would_take_others_time_is_refused(gateway: Gateway, body: Any, why: str) -> None:
-    with gateway.open(Model()) as access:
-        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
-            found = await client.post(f"{access.url}/v1/messages", json=body)
-    assert (found.status_code, found.json()["type"]) == (400, "error")
-    assert found.json()["error"]["message"].startswith(why)
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -761,9 +733,7 @@ async def test_what_would_take_others_time_is_refused(gateway: Gateway, body: An
 async def test_halves_of_surrogate_pairs_reach_no_tokenizer(gateway: Gateway, path: str, body: Any) -> None:
     """What cuts text between the two, as JavaScript does, writes them; neither UTF-8 nor a tokenizer has any."""
     model = Model("ok")
-    with gateway.open(model) as access:
-        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
-            found = await client.post(f"{access.url}/{path}", content=json.dumps(body))
+    found = await send(gateway, path, body, model)
     assert found.status_code == 200, found.text
     (asked,) = model.asked
     told = [*(message.model_dump() for message in asked.messages), *(tool.model_dump() for tool in asked.tools)]
@@ -773,20 +743,20 @@ async def test_halves_of_surrogate_pairs_reach_no_tokenizer(gateway: Gateway, pa
 
 async def test_only_the_key_of_a_running_episode_reaches_it(gateway: Gateway) -> None:
     one, other = Model("one"), Model("other")
-    ask: Any = {"model": "m", "messages": [{"role": "user", "content": "Who are you?"}]}
+    ask: Any = {"model": "m", "messages": USER}
     with gateway.open(one) as first:
         with gateway.open(other) as second:
-            client = openai.AsyncOpenAI(base_url=second.openai_url, api_key=second.key)
-            assert (await client.chat.completions.create(**ask)).choices[0].message.content == "other"
-        for key in (second.key, "sk-none", ""):
-            async with openai.AsyncOpenAI(base_url=first.openai_url, api_key=key or "x") as stranger:
-                with pytest.raises(openai.AuthenticationError, match="belongs to no running episode"):
-                    await stranger.chat.completions.create(**ask)
-        claude = anthropic.AsyncAnthropic(base_url=first.url, api_key="none")
-        with pytest.raises(anthropic.AuthenticationError, match="belongs to no running episode"):
-            await claude.messages.create(**ask, max_tokens=5)
-        await client.close()
-        await claude.close()
+            gpt, claude = clients(second)
+            assert (await gpt.chat.completions.create(**ask)).choices[0].message.content == "other"
+        for key in (second.key, "sk-none", "x"):
+            stranger, claude = (
+                client.with_options(base_url=url, api_key=key)
+                for client, url in ((gpt, first.openai_url), (claude, first.url))
+            )
+            with pytest.raises(openai.AuthenticationError, match="belongs to no running episode"):
+                await stranger.chat.completions.create(**ask)
+            with pytest.raises(anthropic.AuthenticationError, match="belongs to no running episode"):
+                await claude.messages.create(**ask, max_tokens=5)
     assert (len(one.asked), len(other.asked)) == (0, 1)
 
 
@@ -858,9 +828,7 @@ async def test_a_huge_request_is_refused(gateway: Gateway) -> None:
         for _ in range((MAX_BODY >> 20) + 2):
             yield b" " * (1 << 20)
 
-    with gateway.open(Model()) as access:
-        async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
-            found = await client.post(f"{access.openai_url}/chat/completions", content=endless())
+    found = await send(gateway, "chat/completions", endless())
     assert (found.status_code, found.json()["error"]["message"]) == (413, "the body has more than 8 MiB")
 
 
@@ -873,10 +841,7 @@ def _call(arguments: Any) -> list[Any]:
 @pytest.mark.parametrize("arguments", ["", None, {}, "{}", "null", '"{}"'])
 async def test_arguments_of_a_repeated_call(gateway: Gateway, arguments: Any) -> None:
     model = Model("ok")
-    with gateway.open(model) as access:
-        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
-            answer = await client.post(f"{access.openai_url}/chat/completions", json={"messages": _call(arguments)})
-    assert answer.status_code == 200
+    assert (await send(gateway, "chat/completions", {"messages": _call(arguments)}, model)).status_code == 200
     assert model.asked[0].messages[1].tool_calls[0].function.arguments == "{}"
 
 
@@ -891,45 +856,22 @@ async def test_arguments_of_a_repeated_call(gateway: Gateway, arguments: Any) ->
 async def test_tools_without_description_or_parameters(gateway: Gateway, path: str, tool: Any) -> None:
     model = Model("ok")
     body = {"input": "hi"} if path == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
-    with gateway.open(model) as access:
-        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
-            answer = await client.post(f"{access.openai_url}/{path}", json={**body, "tools": [tool]})
+    answer = await send(gateway, path, {**body, "tools": [tool]}, model)
     assert answer.status_code == 200, answer.text
     assert model.asked[0].tools == [ToolSpec(name="x")]
-
-
-async def test_a_mistake_in_a_list_names_its_item(gateway: Gateway) -> None:
-    with gateway.open(Model()) as access:
-        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
-            items = [{"role": "user", "content": "hi"}, {"type": "reasoning", "summary": None}]
-            answer = await client.post(f"{access.openai_url}/responses", json={"input": items})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (
-        400,
-        "input.1.summary: Input should be a valid list",
-    )
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999"])
 async def test_a_call_with_a_number_that_json_lacks(gateway: Gateway, number: str) -> None:
     """The program gets the arguments as text."""
-    from forge_env.tools.turns import call_of
-
     arguments = f'{{"n": {number}}}'
     model = Model(Message(role="assistant", tool_calls=[call_of("weather", arguments, "call_0")]))
-    with gateway.open(model) as access:
-        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
-            body = {"model": "m", "max_tokens": 9, "messages": USER}
-            answer = await client.post(f"{access.url}/v1/messages", json=body)
+    answer = await send(gateway, "messages", {"model": "m", "max_tokens": 9, "messages": USER}, model)
     assert answer.json()["content"][0]["input"] == {"arguments": arguments}
 
 
 async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
     """A program that repeats it as it got it goes on with the same conversation, over both ways to send arguments."""
-    from forge_env.gateway.conversations import Conversations
-    from forge_env.gateway.request import arguments_object
-    from forge_env.tools.json_text import arguments_text
-    from forge_env.tools.turns import call_of
-
     for name, raw in (("", '{"name": "f",}'), ("", '"{}"'), ("", "null"), ("", "[1]"), ("f", '{"n": NaN}')):
         call = call_of(name, raw, "call_0", raw)
         for arguments in (raw, arguments_object(raw)):
@@ -941,23 +883,6 @@ async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
             said = Message(role="assistant", tool_calls=[call_of(name, arguments_text(arguments), call_id)])
             answer = Message(role="tool", tool_call_id=call_id, content="no")
             assert conversations.place([question, said, answer], [])[0] is conversation
-
-
-@pytest.mark.parametrize(
-    ("sent", "same"),
-    [('{"b": 2, "a": 1}', True), ('{"a":1.0,"b":2}', True), ('{"a": 1, "b": 3}', False), ('{"a": -1, "b": 2}', False)],
-)
-def test_arguments_have_many_spellings(sent: str, same: bool) -> None:
-    from forge_env.gateway.conversations import Conversations
-
-    conversations = Conversations()
-    question = Message(role="user", content="?")
-    conversation, _, _ = conversations.place([question], [])
-    call = call_of("f", '{"a": 1, "b": 2}', "x")
-    [shown] = conversations.answered(conversation, Message(role="assistant", tool_calls=[call])).tool_calls
-    said = Message(role="assistant", tool_calls=[call_of("f", sent, shown.id)])
-    answer = Message(role="tool", tool_call_id=shown.id, content="done")
-    assert (conversations.place([question, said, answer], [])[0] is conversation) == same
 
 
 async def test_old_responses_make_room_for_new_ones(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1025,47 +950,6 @@ def test_an_invalid_request_has_few_errors(path: str, body: Any) -> None:
     ],
 )
 async def test_a_refusal_is_short(gateway: Gateway, path: str, body: Any) -> None:
-    with gateway.open(Model()) as access:
-        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
-            found = await client.post(f"{access.url}/v1/{path}", json=body)
+    found = await send(gateway, path, body)
     assert found.status_code in (400, 404)
     assert len(found.content) < 2000
-
-
-def test_items_of_a_turn_are_merged() -> None:
-    def said(role: Any, text: str, thought: str | None = None, *names: str) -> Message:
-        calls = [call_of(name, "{}", name) for name in names]
-        return Message(role=role, content=text, reasoning_content=thought, tool_calls=calls)
-
-    items = [
-        said("user", "a"),
-        said("user", "b"),
-        said("assistant", "", "t"),
-        said("assistant", "c", "u"),
-        said("assistant", "d", None, "f", "g"),
-        said("tool", "e"),
-        said("assistant", "h"),
-    ]
-    turn = said("assistant", "cd", "tu", "f", "g")
-    assert merged(items) == [items[0], items[1], turn, items[5], items[6]]
-    assert items[2] == said("assistant", "", "t"), "the items are unchanged"
-
-
-async def test_an_episode_that_only_sends_refused_requests_is_stopped(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("forge_env.http.limits.MAX_REFUSED", 3)
-    with gateway.open(Model()) as access, gateway.open(Model("ok")) as neighbour:
-        async with httpx2.AsyncClient() as client:
-
-            async def post(key: str, body: bytes) -> httpx2.Response:
-                return await client.post(f"{gateway.url}/v1/messages", content=body, headers={"x-api-key": key})
-
-            statuses = [
-                (await post(access.key, body)).status_code
-                for body in (b"{}", b"[" * 200 + b"]" * 200, b"x" * (MAX_BODY + 1), b"{}")
-            ]
-            assert statuses == [400, 400, 413, 401]
-            assert access.stopped.is_set()
-            assert access.closed == "its last 3 requests were refused"
-            assert (await post(neighbour.key, json.dumps({"messages": USER}).encode())).status_code == 200

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 
 from forge_env.gateway.gemini import read_gemini
-from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access, Gateway
 from forge_env.types import Message, call_tool
+from tests.forge_env.gateway.conftest import Model
 
 pytestmark = pytest.mark.usefixtures("one_tls_context")
 PATH = "v1beta/models/gemini-3-pro"
@@ -20,26 +19,6 @@ PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "require
 GOOGLES = {"type": "OBJECT", "properties": {"place": {"type": "STRING"}}, "required": ["place"]}
 USER = {"role": "user", "parts": [{"text": "Rain?"}]}
 CALL = call_tool("weather", place="Zürich").tool_calls
-Answers = list[Message | str]
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[Gateway]:
-    async with Gateway() as gateway:
-        yield gateway
-
-
-class Model:
-    """Gives these answers in turn and records the requests."""
-
-    def __init__(self, *answers: Message | str) -> None:
-        self.answers = list(answers)
-        self.asked: list[ModelRequest] = []
-
-    async def __call__(self, request: ModelRequest) -> Message:
-        self.asked.append(request)
-        answer = self.answers.pop(0)
-        return Message(role="assistant", content=answer) if isinstance(answer, str) else answer
 
 
 async def post(access: Access, call: str, body: Any, **head: str) -> httpx2.Response:

@@ -25,7 +25,7 @@ from forge_env.validation.checks import Validator
 HERE = f"{__name__}:Race"
 
 
-class Race(AECEnv):  # type: ignore[misc]
+class Race(AECEnv):
     """Whoever says the highest number first wins; a number can't be said twice, and one more step may be asked for."""
 
     metadata = {"name": "race", "is_parallelizable": False, "render_modes": []}
@@ -185,7 +185,6 @@ def test_an_environment_is_played_as_a_game() -> None:
     assert earned == {"first": 1.0, "second": 0.0}
     assert order == [("first", "second")[number % 2] for number in range(len(order))]
     text = game.render()
-    assert text is not None
     assert text.count("[assistant]") == len(order)
     game.close()
 

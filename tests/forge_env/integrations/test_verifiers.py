@@ -38,7 +38,7 @@ async def played(environment: str, index: int, answers: list[Any], **options: An
 async def test_an_environment_is_played_and_scored() -> None:
     env = fe.make("calculator")
     task = env.task("train", 2)
-    gold = env.gold_actions(task)  # type: ignore[attr-defined]
+    gold = env.gold_actions(task)
     trajectory = await played("calculator", 2, gold)
     assert (trajectory.task_id, trajectory.reward, trajectory.valid) == (task.id, 1.0, True)
     assert trajectory.metrics["answered"] == 1.0
@@ -80,7 +80,7 @@ async def test_a_new_package_is_a_taskset_of_its_own(tmp_path: Path, monkeypatch
     registry.register("marbles", "marbles:Marbles")
     try:
         ours = fe.make("marbles")
-        gold = ours.gold_actions(ours.task("train", 1))  # type: ignore[attr-defined]
+        gold = ours.gold_actions(ours.task("train", 1))
         trajectory = await run_episode(
             lambda: fe.make("verifiers", taskset="marbles-vf", harness="marbles-vf"), ReplayPolicy(gold), seed=1
         )

@@ -131,11 +131,11 @@ def test_wrong_rubrics_are_refused_early() -> None:
         fe.Rubric([length], [1, 2])
     for weight in (math.nan, math.inf, "much", None):
         with pytest.raises(UsageError, match=f"the weight {weight!r} of 'length'"):
-            fe.Rubric([length], [weight])  # type: ignore[list-item]
+            fe.Rubric([length], [weight])
     with pytest.raises(UsageError, match=r"'Judge' is a class \(write Judge\(\)\)"):
         fe.Rubric(Judge)
     with pytest.raises(UsageError, match="3 is not a reward function"):
-        fe.Rubric([3])  # type: ignore[list-item]
+        fe.Rubric([3])
     with pytest.raises(UsageError, match="two reward functions are named 'length'"):
         fe.Rubric([length], metrics=[length])
     empty: list[dict[str, Any]] = [{}, {"functions": []}, {"functions": {}}, {"metrics": [length]}, {"weights": []}]

@@ -105,25 +105,25 @@ class TestWatchdog:
         run, clock = Run(load_config("coding_rlvr"), RunFolder(tmp_path)), Clock()
         watchdog = self.make(run, clock, 300)
         for tokens in (1, 2, 2, 2, 3, 3, 3):
-            await watchdog.look(tokens)  # type: ignore[attr-defined]
+            await watchdog.look(tokens)
             clock.now += 50
         assert list(run.state.warnings) == ["no progress for 1m40s: the trainer is in 'train'"]
         assert list(run.state.warnings.values()) == [2]
-        await watchdog.look(3)  # type: ignore[attr-defined]
+        await watchdog.look(3)
         clock.now += 1e6  # somebody has stopped the whole run, and let it go on
-        await watchdog.look(3)  # type: ignore[attr-defined]
+        await watchdog.look(3)
         clock.now += 50
-        await watchdog.look(3)  # type: ignore[attr-defined]
+        await watchdog.look(3)
         clock.now += 50
         with pytest.raises(ForgeError, match=r"no progress for 5m10s: the trainer is in 'train'"):
-            await watchdog.look(3)  # type: ignore[attr-defined]
+            await watchdog.look(3)
 
     async def test_never_ends_a_run_that_wants_none(self, tmp_path: Path) -> None:
         run, clock = Run(load_config("coding_rlvr"), RunFolder(tmp_path)), Clock()
         watchdog = self.make(run, clock, 0)
-        await watchdog.look(1)  # type: ignore[attr-defined]
+        await watchdog.look(1)
         clock.now += 1e6
-        await watchdog.look(1)  # type: ignore[attr-defined]
+        await watchdog.look(1)
 
 
 @given(ends=st.lists(st.floats(0, 1e5), min_size=2, max_size=20), start=st.floats(0, 1e6))

@@ -69,7 +69,6 @@ def test_a_folder_whose_name_is_a_pattern_removes_only_its_own_log(
 ) -> None:
     monkeypatch.setattr("forge_env.files.LOGS", parent)
     logs = monarch_logs()
-    assert logs is not None
     logs.mkdir()
     for name in ("other", "*", "[o]*"):
         (logs / f"monarch_log_{PREFIX}{name}.log").touch()

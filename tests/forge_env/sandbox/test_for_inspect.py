@@ -82,5 +82,5 @@ class Recorder:
 
 async def test_a_timeout_is_one_of_the_clock_and_not_of_all_threads_together() -> None:
     box = Recorder()
-    await ForgeSandboxEnvironment(box, ForgeSandboxConfig()).exec(["true"], timeout=2)  # type: ignore[arg-type]
+    await ForgeSandboxEnvironment(box, ForgeSandboxConfig()).exec(["true"], timeout=2)
     assert (box.limits.wall_s, box.limits.cpu_s) == (2, LONGEST_S)

@@ -106,7 +106,6 @@ class Processes:
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(self.paths)}
         command = [sys.executable, "-m", "forge_env", "serve", "my_env", "--port", "0"]
         self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
         self.base_url = self.process.stdout.readline().split(" at ")[1].split()[0]
         return self
 
@@ -139,7 +138,6 @@ async def test_its_client_meets_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "forge_env", "serve", "gsm8k", "--port", "0"]
     process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
     try:
-        assert process.stdout is not None
         url = (await process.stdout.readline()).decode().split(" at ")[1].split()[0]
         answer = fe.make("gsm8k").task("train", 3).gold
         async with core.GenericEnvClient(base_url=url) as client:

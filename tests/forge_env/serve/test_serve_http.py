@@ -32,7 +32,7 @@ HOSTS = {"games": 200, "games.example": 200, "calculators": 200, "evil.example":
 @asynccontextmanager
 async def client_of(**limits: Any) -> AsyncIterator[Any]:
     async with serving(**limits) as (url, sessions), httpx2.AsyncClient(base_url=url, trust_env=False) as client:
-        client.sessions, client.served_at = sessions, url  # type: ignore[attr-defined]
+        client.sessions, client.served_at = sessions, url
         yield client
 
 
@@ -188,7 +188,6 @@ def test_the_command_serves_until_it_is_stopped(ending: signal.Signals) -> None:
     import httpx2
 
     with serve("gsm8k", "--port", "0", "levels=[2]", "--name", "games", "--name=games.example") as process:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("gsm8k is served at http://localhost:"), process.communicate()
         url = line.split(" at ")[1].split()[0]

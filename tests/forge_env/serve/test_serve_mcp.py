@@ -47,11 +47,11 @@ async def test_a_session_is_an_episode() -> None:
             assert tools[0].input_schema["properties"]["a"] == {"type": "integer", "description": "first number."}
             for number in ("1", "2"):
                 result = await one.call_tool("up", {})
-                assert (result.content[0].text, result.is_error) == (number, False)  # type: ignore[union-attr]
-            assert (await two.call_tool("up", {})).content[0].text == "1"  # type: ignore[union-attr]
+                assert (result.content[0].text, result.is_error) == (number, False)
+            assert (await two.call_tool("up", {})).content[0].text == "1"
             assert [prompt.name for prompt in (await one.list_prompts()).prompts] == ["task"]
             prompt = await one.get_prompt("task")
-            assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]  # type: ignore[union-attr]
+            assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]
             assert len(sessions) == Counter.opened == 2
         await until(lambda: len(sessions) == Counter.opened == 0)  # they end with their clients
 
@@ -69,15 +69,15 @@ async def test_without_sessions_an_episode_is_an_argument() -> None:
 
         begun = [await client.call_tool("begin_episode", {}) for _ in range(2)]
         one, two = (result.structured_content for result in begun)
-        assert [block.text for block in begun[0].content] == [f"episode_id: {one['episode_id']}", "4 + 1 = ?"]  # type: ignore[union-attr]
+        assert [block.text for block in begun[0].content] == [f"episode_id: {one['episode_id']}", "4 + 1 = ?"]
         for who, number in ((one, "1"), (one, "2"), (two, "1"), ({}, "1"), ({}, "1")):
-            assert (await client.call_tool("up", {**who})).content[0].text == number  # type: ignore[union-attr]
+            assert (await client.call_tool("up", {**who})).content[0].text == number
         assert len(sessions) == Counter.opened == 2
         for arguments in (one, None):
             prompt = await client.get_prompt("task", arguments)
-            assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]  # type: ignore[union-attr]
+            assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]
         ended = await client.call_tool("end_episode", one)
-        assert (ended.content[0].text, ended.is_error) == ("The episode has ended.", False)  # type: ignore[union-attr]
+        assert (ended.content[0].text, ended.is_error) == ("The episode has ended.", False)
         for name, arguments in ("up", one), ("end_episode", one), ("end_episode", {}), ("up", {"episode_id": 4}):
             with pytest.raises(MCPError, match="there is no episode"):
                 await client.call_tool(name, arguments)
@@ -119,7 +119,7 @@ async def test_names_that_a_protocol_without_sessions_needs() -> None:
             with pytest.raises(MCPError, match="'watch' has a name or argument that MCP 2026-07-28 needs"):
                 await client.list_tools()
         async with Client(f"{url}/mcp", mode="legacy") as client:
-            assert (await client.call_tool("watch", {"episode_id": "4"})).content[0].text == "4"  # type: ignore[union-attr]
+            assert (await client.call_tool("watch", {"episode_id": "4"})).content[0].text == "4"
 
 
 async def test_the_pages_program_calls_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,9 +191,9 @@ async def test_a_slow_start_holds_up_nobody_else() -> None:
         ):
             waiting = [asyncio.create_task(slow.call_tool("up", {})) for _ in range(2)]
             await until(lambda: Slow.opened == 1)
-            assert (await quick.call_tool("up", {})).content[0].text == "1"  # type: ignore[union-attr]
+            assert (await quick.call_tool("up", {})).content[0].text == "1"
             gate.set()
-            answers = [(await task).content[0].text for task in waiting]  # type: ignore[union-attr]
+            answers = [(await task).content[0].text for task in waiting]
             assert answers == ["1", "2"]  # of one episode
         await until(lambda: len(sessions) == 0)
     assert Slow.opened == 0

@@ -130,8 +130,8 @@ def test_splits_may_be_files_or_the_datasets_own(tmp_path: Path) -> None:
         (tmp_path / "a.jsonl", {"train": "a.jsonl", "eval": "b.jsonl"}),
     ):
         config = DatasetConfig(path=str(path), splits=splits, columns=COLUMNS, num_tasks=2)
-        assert [task.prompt for task in load_tasks(config, "train")] == ["0 + 1?", "1 + 1?"]  # type: ignore[union-attr]
-        assert [task.id for task in load_tasks(config, "eval")] == ["eval-0", "eval-1"]  # type: ignore[union-attr]
+        assert [task.prompt for task in load_tasks(config, "train")] == ["0 + 1?", "1 + 1?"]
+        assert [task.id for task in load_tasks(config, "eval")] == ["eval-0", "eval-1"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -433,7 +433,7 @@ def test_rows_of_other_frameworks(
     tmp_path: Path, row: dict[str, Any], columns: dict[str, str | None], shown: list[Any], gold: str | None
 ) -> None:
     path = written(tmp_path / "rows.jsonl", row)
-    [task] = load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")  # type: ignore[misc]
+    [task] = load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")
     assert [
         message.to_openai() for message in QA(QAConfig(dataset=DatasetConfig(path=str(path)))).prompt(task)
     ] == shown
@@ -484,7 +484,7 @@ def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: di
 def test_the_answer_among_choices_becomes_a_letter(tmp_path: Path, answer: object, letter: object) -> None:
     path = written(tmp_path / "rows.jsonl", {"q": "2 + 2?", "c": ["3", "5", "4", 22], "answer": answer})
     columns = {"prompt": "q", "choices": "c", "answer": "answer"}
-    [task] = load_tasks({"path": str(path), "columns": columns})  # type: ignore[misc]
+    [task] = load_tasks({"path": str(path), "columns": columns})
     assert task.prompt == "2 + 2?\n\nA. 3\nB. 5\nC. 4\nD. 22"
     assert task.data == {"answer": letter}
 
@@ -513,12 +513,12 @@ def test_a_row_ends_with_a_line_feed_alone(tmp_path: Path, mark: str) -> None:
     text = json.dumps({"prompt": f"a{mark}b"}, ensure_ascii=False) + "\r\n"
     (tmp_path / "rows.jsonl").write_bytes(text.encode() * 2)
     tasks = load_tasks(DatasetConfig(path=str(tmp_path / "rows.jsonl"), eval_fraction=0.0), "train")
-    assert [task.prompt for task in tasks] == [f"a{mark}b"] * 2  # type: ignore[union-attr]
+    assert [task.prompt for task in tasks] == [f"a{mark}b"] * 2
 
 
 def test_fields_and_rows_of_any_size(tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text("prompt,gold\n" + "x" * 200_000 + ",4\n")
-    [task] = load_tasks(DatasetConfig(path=str(tmp_path / "long.csv"), eval_fraction=0.0), "train")  # type: ignore[misc]
+    [task] = load_tasks(DatasetConfig(path=str(tmp_path / "long.csv"), eval_fraction=0.0), "train")
     assert len(task.prompt) == 200_000
     deep = '{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
     for name, text in (("deep.jsonl", f"{deep}\n"), ("deep.json", f"[{deep}]")):

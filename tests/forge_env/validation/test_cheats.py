@@ -106,7 +106,7 @@ class InABlock(fe.SingleTurnEnvironment):
 
 
 async def runs(answer: str, env: fe.Environment) -> float:
-    async with env.sandboxes.session() as sandbox:  # type: ignore[union-attr]
+    async with env.sandboxes.session() as sandbox:
         return float((await sandbox.run_python(f"{fe.rewards.extract_code(answer)}\nassert double(4) == 8")).ok)
 
 
@@ -187,7 +187,7 @@ async def test_where_no_code_is_judged_nothing_is_tried() -> None:
 
 async def test_gold_files_without_hand_in_are_named() -> None:
     class Half(ByHiddenTests):
-        hand_in = None  # type: ignore[assignment]
+        hand_in = None
 
     with pytest.raises(EnvironmentBugError, match="Half has gold_files but no hand_in"):
         gold_actions(Half(), Half().task("train", 0))
@@ -206,6 +206,6 @@ async def test_cheats_are_python_and_do_nothing() -> None:
     )
     names: dict[str, object] = {}
     exec(compile(stub, "stub", "exec"), names)
-    assert names["g"]() is None  # type: ignore[operator]
+    assert names["g"]() is None
     for name, make in cheats.CODE.items():
         compile(make(stub, ["A", "g"]), name, "exec")

@@ -140,28 +140,28 @@ class Careless(Sound):
 
 class Doors(Careless):
     @fe.tool
-    async def look_up(self, door: int) -> str:  # type: ignore[override]
+    async def look_up(self, door: int) -> str:
         """Look behind a door."""
         return self.current_task.data["key"] if door == 2 else "nothing there"
 
 
 class Switch(Careless):
     @fe.tool
-    async def look_up(self, verbose: bool = True, level: Literal[1, 5] | None = 1) -> str:  # type: ignore[override]
+    async def look_up(self, verbose: bool = True, level: Literal[1, 5] | None = 1) -> str:
         """Look around."""
         return self.current_task.data["key"] if not verbose or level == 5 else "nothing there"
 
 
 class Level(Switch):
     @fe.tool
-    async def look_up(self, level: Literal[1, 5] | None = 1, text: str = "") -> str:  # type: ignore[override]
+    async def look_up(self, level: Literal[1, 5] | None = 1, text: str = "") -> str:
         """Look around."""
         return self.current_task.data["key"] if level == 5 else "nothing there"
 
 
 class Bare(Careless):
     @fe.tool
-    async def look_up(self) -> str:  # type: ignore[override]
+    async def look_up(self) -> str:
         """Look around."""
         return self.current_task.data["key"]
 

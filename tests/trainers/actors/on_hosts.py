@@ -57,7 +57,6 @@ async def main() -> None:
     folder.create()
     run = Run(config, folder)
     found = await survey(config, folder.root)
-    assert found is not None
     found.plan.place(Unit("reference", "wide", 2, 1, 0, 0.1))
     hosts = Hosts(run, found)
     await hosts.open()

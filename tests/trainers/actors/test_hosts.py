@@ -52,7 +52,6 @@ class Controller:
 
     def go_on(self) -> None:
         """Let it end."""
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 

@@ -109,7 +109,7 @@ async def test_calls_sessions_fan_outs_and_errors() -> None:
         with pytest.raises(FurtherActorDiedError, match="the judge has ended"):
             await service.replicas[0].call("lose_another")
         with pytest.raises(UsageError, match="prefix must be hashable"):
-            service.get.using(prefix=["a"])  # type: ignore[arg-type]
+            service.get.using(prefix=["a"])
         with pytest.raises(UsageError, match="start_session"):
             service.get.using(session="mine")
     with pytest.raises(ServiceDownError):
@@ -257,7 +257,7 @@ async def test_calls_wait_their_turn_and_too_many_are_refused() -> None:
 async def _a_bad_prefix_holds_up_no_other(service: Service) -> None:
     (replica,) = service.replicas
     service.router.in_flight[0] += 1  # busy
-    bad = asyncio.ensure_future(ServiceEndpoint(service, "get", prefix=["a"]).route())  # type: ignore[arg-type]
+    bad = asyncio.ensure_future(ServiceEndpoint(service, "get", prefix=["a"]).route())
     good = asyncio.ensure_future(service.get.route())
     await asyncio.sleep(0)
     assert (await service.get_metrics()).queued == 2

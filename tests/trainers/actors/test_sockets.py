@@ -88,7 +88,6 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_command(tmp_path:
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as process:
-        assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tempfile, "tempdir", str(folder.parent))
@@ -108,7 +107,6 @@ def test_the_other_user_of_these_tests_does_connect_where_he_may() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code % name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
-        assert server.stdout is not None
         server.stdout.readline()
         there = listeners([psutil.Process(server.pid)])
         assert there == {Listener(server.pid, "unix", f"@{name}")}
@@ -148,7 +146,6 @@ def test_a_log_folder_that_others_can_enter_is_made_private(
 ) -> None:
     monkeypatch.setattr("forge_env.files.LOGS", tmp_path)
     folder = monarch_logs()
-    assert folder is not None
     if linked:
         (tmp_path / "elsewhere").mkdir()
         folder.symlink_to(tmp_path / "elsewhere")

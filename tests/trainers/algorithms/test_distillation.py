@@ -72,7 +72,7 @@ class Rollouts:
         return Group([self._episode(int(ANSWERS[place]), float(known[place])) for place in drawn])
 
     def _episode(self, token: int, logprob: float) -> Trajectory:
-        reply = Reply(Message(role="assistant", content="x"), PROMPT, [token], [logprob], [0])  # type: ignore[arg-type]
+        reply = Reply(Message(role="assistant", content="x"), PROMPT, [token], [logprob], [0])
         return Trajectory("e", "t", "t", turns=[Turn([], reply)])
 
 
@@ -100,12 +100,11 @@ async def test_the_teacher_is_asked_about_every_sampled_token_and_its_divergence
         return [np.array([-1.0] * int(segment.mask.sum()), np.float32) for segment in segments]
 
     turns = [
-        Turn([], Reply(Message(role="assistant"), [1, 2], [3, 4], [-2.0, -4.0], [0, 0])),  # type: ignore[arg-type]
-        Turn([], Reply(Message(role="assistant"), [5], [6], [-0.5], [1], continues=4)),  # type: ignore[arg-type]
+        Turn([], Reply(Message(role="assistant"), [1, 2], [3, 4], [-2.0, -4.0], [0, 0])),
+        Turn([], Reply(Message(role="assistant"), [5], [6], [-0.5], [1], continues=4)),
     ]
     episode = Trajectory("e", "t", "t", turns=turns, metrics={"solved": 1.0})
     packed = await preferring(score)(Group([episode]))
-    assert packed is not None
     [segment] = packed.segments()
     mean = (1.0 + 3.0 - 0.5) / 3
     assert segment.advantages.tolist() == pytest.approx([0, 0, 1.0 - mean, 3.0 - mean, 0, -0.5 - mean], abs=1e-6)

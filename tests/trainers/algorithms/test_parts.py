@@ -43,10 +43,10 @@ def episode(reward: float, turns: tuple[int, ...] = (3,), rewards: tuple[float, 
     for number, tokens in enumerate(turns):
         reply = Reply(
             Message(role="assistant", content="x"),
-            prompt_ids=[1, 2],  # type: ignore[arg-type]
-            token_ids=list(range(10, 10 + tokens)),  # type: ignore[arg-type]
-            logprobs=[-0.5] * tokens,  # type: ignore[arg-type]
-            versions=[0] * tokens,  # type: ignore[arg-type]
+            prompt_ids=[1, 2],
+            token_ids=list(range(10, 10 + tokens)),
+            logprobs=[-0.5] * tokens,
+            versions=[0] * tokens,
             continues=before,
         )
         before += 2 + tokens
@@ -225,7 +225,7 @@ def test_filters() -> None:
 def test_a_recipe_names_its_parts() -> None:
     assert isinstance(make_advantage(PartSection(name=f"{__name__}:ByToken")), ByToken)
     made = make_filter(PartSection(name="reward_range", options={"low": 0.1}))
-    assert (made.low, made.high) == (0.1, 1.0)  # type: ignore[attr-defined]
+    assert (made.low, made.high) == (0.1, 1.0)
     for name in installed("forge_env.advantages"):
         assert make_advantage(PartSection(name=name)).state_dict() is not None
     for name in installed("forge_env.masks"):

@@ -48,7 +48,7 @@ def weighing(**grpo: object) -> Weighing:
         raise AssertionError("there is no reference model")
 
     config = build(RunConfig, Source("", {"environment": {"name": "nim"}, "grpo": grpo}))
-    return Weighing(config, score)  # type: ignore[arg-type]
+    return Weighing(config, score)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -56,7 +56,6 @@ def weighing(**grpo: object) -> Weighing:
 async def test_advantages_are_within_the_seat(drawn: list[tuple[int, tuple[float, float]]]) -> None:
     group = Group(episodes(drawn))
     packed = await weighing()(group)
-    assert packed is not None
     found = {
         int(token): float(advantage)
         for segment in packed.segments()
@@ -78,7 +77,6 @@ async def test_advantages_are_within_the_seat(drawn: list[tuple[int, tuple[float
 async def test_an_opponents_turns_are_not_trained() -> None:
     group = Group(episodes([(4, (1.0, 0.0)), (5, (0.0, 1.0))], opponents=("second",)))
     packed = await weighing()(group)
-    assert packed is not None
     tokens = [int(token) for segment in packed.segments() for token in segment.token_ids[segment.mask]]
     assert tokens == [0, 2, 1000, 1002, 1004]
 
@@ -87,7 +85,6 @@ async def test_a_filter_sees_each_seat_although_the_whole_is_always_even() -> No
     keeps = weighing(filter={"name": "with_signal"})
     assert await keeps(Group(episodes([(3, (1.0, 0.0)), (3, (1.0, 0.0))]))) is None
     packed = await keeps(Group(episodes([(3, (1.0, 0.0)), (3, (0.0, 1.0))])))
-    assert packed is not None
     assert packed.record.table.shape[0] == 4
 
 

@@ -92,7 +92,6 @@ async def test_a_table_learns_the_strategy_by_playing_against_itself() -> None:
                 for member in range(EPISODES)
             ]
             packed = await weigh(Group(group))
-            assert packed is not None
             batch += packed.segments()
         for segment in batch:
             for token, advantage in zip(segment.token_ids[segment.mask], segment.advantages[segment.mask], strict=True):

@@ -186,7 +186,7 @@ class Written:
 
 def written(sequences: list[tuple[list[int], list[bool]]]) -> Conversations:
     environment = fe.make("cards")
-    return Conversations(environment, Written(sequences), "train", TaskOrder(None), 4, 0)  # type: ignore[arg-type]
+    return Conversations(environment, Written(sequences), "train", TaskOrder(None), 4, 0)
 
 
 def test_a_batch_counts_conversations_of_which_a_template_makes_several_sequences() -> None:

@@ -70,7 +70,6 @@ def test_adapters_make_no_whole_model() -> None:
 def test_the_bundled_checkpoint_is_whole_small_and_that_of_its_recipe() -> None:
     assert set(bundled_models()) == {"coding_rlvr_base"}
     folder = checkpoint_folder("coding_rlvr_base")
-    assert folder is not None
     made, used = load_config("coding_rlvr/base"), load_config("coding_rlvr")
     check_folder(folder, used.model.max_length)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 4_000_000

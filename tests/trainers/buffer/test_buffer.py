@@ -28,7 +28,7 @@ from trainers.buffer.types import BufferSettings, Held, Ticket
 def admit(core: BufferCore[FakeGroup], count: int) -> list[Ticket]:
     tickets = [core.admit() for _ in range(count)]
     assert None not in tickets
-    return tickets  # type: ignore[return-value]
+    return tickets
 
 
 def fill(core: BufferCore[FakeGroup], *priorities: float) -> None:
@@ -39,14 +39,13 @@ def fill(core: BufferCore[FakeGroup], *priorities: float) -> None:
 def step(core: BufferCore[FakeGroup]) -> list[int]:
     """Train one step and let the weights arrive; which groups it was given."""
     reserved = core.take(core.window.next_step)
-    assert reserved is not None
     core.release(reserved.step + 1)
     return reserved.indices
 
 
 def settings(per_step: int, bound: int, **fields: object) -> BufferSettings:
     own = {name: fields.pop(name) for name in list(fields) if name in ReplaySection.model_fields}
-    return BufferSettings(per_step, bound, replay=ReplaySection(**own), **fields)  # type: ignore[arg-type]
+    return BufferSettings(per_step, bound, replay=ReplaySection(**own), **fields)
 
 
 @pytest.mark.parametrize(("sampling", "expected"), [("fifo", [0, 1, 2, 3]), ("freshest", [0, 2, 3, 1])])
@@ -65,7 +64,7 @@ def test_prioritized_draws_in_proportion_to_the_advantages() -> None:
     rng = random.Random(0)
     first: Counter[int] = Counter()
     for _ in range(4000):
-        groups = [Held(index, 0, 1, priority, None) for index, priority in enumerate((0.0, 1.0, 3.0))]  # type: ignore[type-var]
+        groups = [Held(index, 0, 1, priority, None) for index, priority in enumerate((0.0, 1.0, 3.0))]
         first[min(groups, key=lambda held: (sampling(held, rng), held.index)).index] += 1
     assert first[0] == 0
     assert first[2] / first[1] == pytest.approx(3.0, rel=0.15)

@@ -30,7 +30,7 @@ async def test_the_programs_work() -> None:
     rule, loop = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     names: dict[str, Any] = {}
     exec(rule + loop, names)
-    assert names["ShortestFirst"]()(Held(0, 0, 7, 0.0, None), None) == 7  # type: ignore[type-var]
+    assert names["ShortestFirst"]()(Held(0, 0, 7, 0.0, None), None) == 7
     version = 0
     trained: list[int] = []
 

@@ -80,7 +80,7 @@ def test_a_damaged_buffer_is_named(tmp_path: Path) -> None:
 
 def forking(name: str, prompts: list[list[int]]) -> Trajectory:
     """An episode that forks at each of its prompts but the first."""
-    replies = [Reply(Message(role="assistant"), prompt, [7, 8], [-0.5] * 2, [0] * 2) for prompt in prompts]  # type: ignore[arg-type]
+    replies = [Reply(Message(role="assistant"), prompt, [7, 8], [-0.5] * 2, [0] * 2) for prompt in prompts]
     return Trajectory(name, "env", "task", turns=[Turn([], reply) for reply in replies])
 
 

@@ -14,9 +14,7 @@ T = TypeVar("T")
 class VirtualTimeLoop(SimulatedLoop):
     """Seconds pass only in `time()`."""
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., T], *args: Any
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run the function now: threads would take real time."""
         future: asyncio.Future[T] = self.create_future()
         try:

@@ -14,7 +14,6 @@ def source(path: str) -> str:
     module, _, names = path.partition(":")
     top, *rest = module.split(".")
     spec = find_spec(top)
-    assert spec is not None
     assert spec.origin is not None
     file = Path(spec.origin).parent.joinpath(*rest)
     file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")

@@ -40,7 +40,6 @@ def test_names_of_optimizers_are_resolved_by_a_function_of_the_name() -> None:
 
 def test_no_other_module_has_the_device_that_is_replaced() -> None:
     spec = find_spec("torchtitan")
-    assert spec is not None
     assert spec.origin is not None
     folder = Path(spec.origin).parent
     modules = {

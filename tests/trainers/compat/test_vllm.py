@@ -85,7 +85,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     """A process that has a child."""
     command = ("sh", "-c", "sleep 1000 & echo; exec sleep 1000")
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         yield process
         with suppress(ProcessLookupError):

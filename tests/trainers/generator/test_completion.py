@@ -14,7 +14,7 @@ def test_it_arrives_as_it_was(versions: list[int]) -> None:
     count = len(versions)
     sent = Completion(
         [1, 2], list(range(count)), np.linspace(-1, 0, count), versions, "abort", 5, text="a", metadata={"b": 1}
-    )  # type: ignore[arg-type]
+    )
     wire = cloudpickle.dumps(sent)
     found = cloudpickle.loads(wire)
     for name in Completion.__slots__:

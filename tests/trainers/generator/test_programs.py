@@ -232,7 +232,6 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
         await session.reply([Message(role="tool", content=text, tool_call_id="call_0")]) for text in ("one", "two")
     ]
     branch = session.fork(1, TOOLS, seed=2)
-    assert branch is not None
     reply = await branch.reply([Message(role="tool", content="another", tool_call_id="call_0")])
     assert (reply.continues, reply.forked) == (0, False)
     np.testing.assert_array_equal(reply.prompt_ids, prompts[-1])
@@ -241,7 +240,6 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
     again = await branch.reply([Message(role="tool", content="more", tool_call_id="call_0")])
     assert again.continues == len(prompts[-2]) + len(answer)
     deeper = branch.fork(1, TOOLS)
-    assert deeper is not None
     await deeper.reply([Message(role="tool", content="else", tool_call_id="call_0")])
     np.testing.assert_array_equal(prompts[-1][: len(prompts[-3])], prompts[-3])
 
@@ -254,7 +252,6 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
 
     more = [*TOOLS, ToolSpec(name="write")]
     offered = session.fork(2, more)
-    assert offered is not None
     await offered.reply([Message(role="tool", content="written", tool_call_id="call_0")])
     head = chat.render([Message(role="user", content="?")], more)
     rest = prompts[1][len(prompts[0]) :]

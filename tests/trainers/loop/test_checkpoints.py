@@ -82,7 +82,7 @@ def saved(step: int) -> Saved:
 async def save(run: Run, *steps: int) -> Checkpoints:
     checkpoints = Checkpoints(run)
     for step in steps:
-        await checkpoints.save(Trainer(step), saved(step))  # type: ignore[arg-type]
+        await checkpoints.save(Trainer(step), saved(step))
     return checkpoints
 
 
@@ -95,10 +95,9 @@ async def restored(run: Run) -> int | None:
     checkpoints, trainer = Checkpoints(run), Trainer()
     checkpoints.tidy()
     folder = checkpoints.verify()
-    found = await checkpoints.restore(trainer)  # type: ignore[arg-type]
+    found = await checkpoints.restore(trainer)
     if found is None:
         return 0
-    assert folder is not None
     assert found.step == trainer.state == found.state["order"]["at"] == int(folder.name[5:])
     return found.step
 
@@ -147,7 +146,7 @@ def test_whatever_ends_the_process_every_checkpoint_is_whole(tmp_path: Path, con
         root = tmp_path / f"{last}"
         shutil.copytree(tmp_path / "base", root)
         run = open_run(config, root)
-        code = in_a_process(lambda run=run, last=last: min(asyncio.run(save_and_die(run, 20, last)), 8))  # type: ignore[misc]
+        code = in_a_process(lambda run=run, last=last: min(asyncio.run(save_and_die(run, 20, last)), 8))
         step = asyncio.run(restored(run))
         assert step in (10, 20)
         found.add(step)
@@ -188,7 +187,7 @@ async def test_what_is_renamed_is_on_the_disk(run: Run, monkeypatch: pytest.Monk
 async def test_training_goes_on_while_a_checkpoint_is_written(run: Run) -> None:
     trainer, checkpoints = Trainer(1), Checkpoints(run)
     trainer.released.clear()
-    await checkpoints.begin(trainer, saved(1))  # type: ignore[arg-type]
+    await checkpoints.begin(trainer, saved(1))
     assert checkpoints.busy
     trainer.state = 2  # the next step
     trainer.released.set()
@@ -200,8 +199,8 @@ async def test_training_goes_on_while_a_checkpoint_is_written(run: Run) -> None:
 async def test_the_last_one_waits_for_the_one_before(run: Run) -> None:
     trainer, checkpoints = Trainer(1), Checkpoints(run)
     trainer.released.clear()
-    await checkpoints.begin(trainer, saved(1))  # type: ignore[arg-type]
-    last = asyncio.ensure_future(checkpoints.save(trainer, saved(2)))  # type: ignore[arg-type]
+    await checkpoints.begin(trainer, saved(1))
+    last = asyncio.ensure_future(checkpoints.save(trainer, saved(2)))
     for _ in range(5):
         await asyncio.sleep(0)
     assert trainer.begun == ["step-000001"]
@@ -217,9 +216,9 @@ async def test_a_step_is_saved_once(run: Run) -> None:
     assert checkpoints.step == 0
     for step in (1, 2, 2, 3):
         trainer.state = step
-        await checkpoints.begin(trainer, saved(step))  # type: ignore[arg-type]
+        await checkpoints.begin(trainer, saved(step))
         await checkpoints.settled()
-    await checkpoints.save(trainer, saved(3))  # type: ignore[arg-type]
+    await checkpoints.save(trainer, saved(3))
     assert trainer.begun == ["step-000001", "step-000002", "step-000003"]
     assert checkpoints.step == 3
     assert names(run) == ["step-000002", "step-000003"]
@@ -230,12 +229,12 @@ async def test_a_failure_on_the_way_is_a_warning_and_of_the_last_one_the_end(run
         raise RuntimeError("CUDA error")
 
     trainer, checkpoints = Trainer(1, fail), Checkpoints(run)
-    await checkpoints.begin(trainer, saved(1))  # type: ignore[arg-type]
+    await checkpoints.begin(trainer, saved(1))
     await checkpoints.settled()
     assert any("CUDA error" in warning for warning in run.state.warnings)
     assert names(run) == []
     with pytest.raises(RuntimeError, match="CUDA error"):
-        await checkpoints.save(trainer, saved(2))  # type: ignore[arg-type]
+        await checkpoints.save(trainer, saved(2))
     assert names(run) == []
 
 
@@ -252,17 +251,17 @@ async def test_a_full_disk_leaves_a_checkpoint_out_and_the_last_one_waits_for_ro
     monkeypatch.setattr("trainers.loop.checkpoints.ROOM_S", 0.0)
     checkpoints = Checkpoints(run)
     free[:] = [0.0]  # it runs full while the first one is written
-    await checkpoints.begin(Trainer(1, fail), saved(1))  # type: ignore[arg-type]
+    await checkpoints.begin(Trainer(1, fail), saved(1))
     await checkpoints.settled()
     assert names(run) == []
-    assert await checkpoints.save(Trainer(1, fail), saved(1), patient=False) is None  # type: ignore[arg-type]
+    assert await checkpoints.save(Trainer(1, fail), saved(1), patient=False) is None
     assert names(run) == []
     free[:] = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-    assert await checkpoints.save(Trainer(2, fail), saved(2)) is not None  # type: ignore[arg-type]
+    assert await checkpoints.save(Trainer(2, fail), saved(2)) is not None
     assert (checkpoints.step, len(run.state.warnings)) == (2, 1)
     trainer = Trainer(3, fail)
     free[:] = [1e-9]
-    await checkpoints.begin(trainer, saved(3))  # type: ignore[arg-type]
+    await checkpoints.begin(trainer, saved(3))
     assert trainer.begun == [], "one that won't fit is not begun"
 
 
@@ -272,8 +271,8 @@ async def test_the_last_checkpoint_waits_for_inodes(run: Run, monkeypatch: pytes
     monkeypatch.setattr("forge_env.machine.is_out_of_inodes", lambda path: answers.pop(0))
     monkeypatch.setattr("trainers.loop.checkpoints.ROOM_S", 0.0)
     checkpoints = Checkpoints(run)
-    assert await checkpoints.save(Trainer(1), saved(1), patient=False) is None  # type: ignore[arg-type]
-    assert await checkpoints.save(Trainer(1), saved(1)) is not None  # type: ignore[arg-type]
+    assert await checkpoints.save(Trainer(1), saved(1), patient=False) is None
+    assert await checkpoints.save(Trainer(1), saved(1)) is not None
     assert (answers, len(run.state.warnings)) == ([], 1)
 
 
@@ -293,7 +292,7 @@ async def test_a_disk_that_is_full_only_while_a_checkpoint_is_written_is_waited_
 
     monkeypatch.setattr("forge_env.machine.free_disk_gb", free_disk_gb)
     monkeypatch.setattr("trainers.loop.checkpoints.ROOM_S", 0.0)
-    assert await Checkpoints(run).save(Trainer(1, fail), saved(1)) is not None  # type: ignore[arg-type]
+    assert await Checkpoints(run).save(Trainer(1, fail), saved(1)) is not None
     assert (started, len(run.state.warnings)) == (2, 1)
 
 
@@ -304,7 +303,7 @@ async def test_the_best_is_kept_beside_the_newest(run: Run) -> None:
     run.config.evaluation.every = 1
     checkpoints = Checkpoints(run)
     for step, score in ((1, 0.2), (2, 0.6), (3, 0.4), (4, 0.6), (5, 0.1), (6, 0.1)):
-        await checkpoints.save(Trainer(step), saved(step))  # type: ignore[arg-type]
+        await checkpoints.save(Trainer(step), saved(step))
         assert f"step-{step:06d}" in names(run), "its score is still to come"
         run.state.evaluations.append(HeldOutScore(step, "eval", score, 10, 0.1))
         checkpoints.prune()
@@ -460,7 +459,7 @@ async def test_what_a_killed_session_left_is_told_and_removed(run: Run) -> None:
     (run.folder.checkpoints / "step-000020.1.partial" / "model").mkdir(parents=True)
     (run.folder.checkpoints / "best.partial").symlink_to("step-000010")
     said: list[str] = []
-    run.note = said.append  # type: ignore[method-assign]
+    run.note = said.append
     assert await restored(run) == 10
     assert said == ["step-000020 is incomplete and was removed"]
     assert names(run) == ["step-000010"]

@@ -126,7 +126,7 @@ async def all_is_well(contract: Contract, trainer: Trainer, serving: Serving) ->
     trainer.weights = 2
     sums = await contract.weights_sent()
     serving.send(1, 2)
-    await contract.weights_arrived(1, "somewhere", sums)  # type: ignore[arg-type]
+    await contract.weights_arrived(1, "somewhere", sums)
     contract.close()
 
 
@@ -226,11 +226,11 @@ async def test_a_generator_that_dies_while_it_is_asked_ends_no_run(run: Run) -> 
     async def dies(*_: object) -> Completion:
         raise GeneratorError("replica 0 died")
 
-    answers, serving.generate = serving.generate, dies  # type: ignore[method-assign]
+    answers, serving.generate = serving.generate, dies
     contract = made(run, Trainer(), serving, Buffer(version=7))
     await contract.before_training(Reservation(8, [0], [7], [1], 6))
     assert "log-probs" not in said(run)
-    serving.generate = answers  # type: ignore[method-assign]
+    serving.generate = answers
     await contract.before_training(Reservation(8, [0], [7], [1], 6))
     assert said(run)["log-probs"].verdict == "holds"
 
@@ -256,7 +256,7 @@ async def test_weights_that_never_arrive_or_are_others(
     serving.send(1, sent)
     serving.held = held
     with pytest.raises(ContractError, match=fault):
-        await contract.weights_arrived(1, "somewhere", sums)  # type: ignore[arg-type]
+        await contract.weights_arrived(1, "somewhere", sums)
     assert said(run)["weights"].verdict == "broken"
 
 
@@ -267,7 +267,7 @@ async def test_weights_that_never_change_are_a_warning(run: Run) -> None:
     for version in range(1, STEPS + 1):
         assert "weights" not in said(run)
         serving.send(version, 1)
-        await contract.weights_arrived(version, "somewhere", await contract.weights_sent())  # type: ignore[arg-type]
+        await contract.weights_arrived(version, "somewhere", await contract.weights_sent())
     assert said(run)["weights"].verdict == "doubtful"
     assert any("training has no effect" in text for text in run.state.warnings)
 
@@ -282,7 +282,7 @@ async def test_changes_that_no_sum_shows_end_no_run(run: Run, whole: bool) -> No
     for version in range(1, STEPS + 1):
         sent = {"a": 1 + version, "b": 7 - version}
         serving.version, serving.sent = version, sent
-        await contract.weights_arrived(version, "somewhere", sent)  # type: ignore[arg-type]
+        await contract.weights_arrived(version, "somewhere", sent)
     assert said(run)["weights"].verdict == "doubtful"
     assert "the generators' weights are the same" in said(run)["weights"].text
 
@@ -292,7 +292,7 @@ async def test_a_replica_that_is_held_is_looked_at_later(run: Run) -> None:
     contract = made(run, trainer, serving)
     await contract.before_weights()
     trainer.weights = 2
-    await contract.weights_arrived(1, "somewhere", await contract.weights_sent())  # type: ignore[arg-type]
+    await contract.weights_arrived(1, "somewhere", await contract.weights_sent())
     assert "weights" not in said(run)
     contract.close()
     assert said(run)["weights"].verdict == "open"
@@ -376,7 +376,6 @@ def test_how_a_group_begins() -> None:
     replies = [Reply(Message(role="assistant"), [1, 2], [3 + own], [-1.0], [0]) for own in (0, 1)]
     episodes = [Trajectory(str(own), "env", "task", turns=[Turn(messages, reply)]) for own, reply in enumerate(replies)]
     seen = opening(episodes, lambda ids: f"<system>Be brief.<user>What is {ids}")
-    assert seen is not None
     assert (seen.task, seen.words, len(set(seen.answers))) == ("task", 7, 2)
     assert seen.missing == ("+", "2?")
     assert opening([], lambda ids: "") is None

@@ -74,7 +74,7 @@ def weights(overrides: Mapping[str, Any], root: Path) -> Any:
         passes.append(threading.get_ident())
         return forward(*args, **kwargs)
 
-    engine.forward = counted  # type: ignore[method-assign]
+    engine.forward = counted
     data = sequences(4)
     for _ in range(STEPS):
         engine.train(data, SFTLoss(), minibatches=config.trainer.minibatches)

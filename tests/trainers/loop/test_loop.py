@@ -81,7 +81,7 @@ class Holding:
 
 async def test_a_score_of_nothing_is_an_error_and_no_zero(run: Run) -> None:
     with pytest.raises(ForgeError, match=r"no episode of the evaluation on eval could be played.*no sandbox"):
-        await Evaluator(run, Lost(), Holding()).evaluate(0, "eval", 3)  # type: ignore[arg-type]
+        await Evaluator(run, Lost(), Holding()).evaluate(0, "eval", 3)
     assert run.state.evaluations == []
 
 
@@ -127,7 +127,6 @@ def checkpointed(config: RunConfig, root: Path) -> Run:
 def test_a_resumed_run_starts_from_its_checkpoint_and_not_from_a_warm_up(config: RunConfig, tmp_path: Path) -> None:
     run = checkpointed(config, tmp_path)
     model = resumed_model(run)
-    assert model is not None
     shutil.rmtree(run.folder.checkpoints / "step-000002")  # as newer ones take its place
     assert (model / "model.safetensors").read_bytes() == b"weights"
     assert Checkpoints(run).step == 0
@@ -142,10 +141,10 @@ async def test_a_resumed_run_that_is_stopped_before_it_goes_on_says_what_is_save
 
     run = checkpointed(config, tmp_path)
     system = System.__new__(System)
-    system.run, system.config, system.record = run, config, Record(run, None, None, [])  # type: ignore[arg-type]
-    system._stack = SimpleNamespace(unless_one_dies=lambda work: work)  # type: ignore[assignment]
+    system.run, system.config, system.record = run, config, Record(run, None, None, [])
+    system._stack = SimpleNamespace(unless_one_dies=lambda work: work)
     system.healing = Healing(system, system._stack)
-    system.configure = asked_meanwhile  # type: ignore[method-assign]
+    system.configure = asked_meanwhile
     async with asyncio.timeout(10):
         await system._run_to_end()
     assert run.state.saved == 2
@@ -202,11 +201,11 @@ async def test_a_run_killed_after_its_last_checkpoint_keeps_the_counts_of_all_ep
     system = System.__new__(System)
     rollouts = SimpleNamespace(totals=Totals(episodes=54))
     system.run, system.step, system.account = run, 6, run.account("trainer", "start")
-    system.trainer = None  # type: ignore[assignment]
-    system.record = Record(run, None, rollouts, [])  # type: ignore[arg-type]
-    healing = Healing(system, None)  # type: ignore[arg-type]
+    system.trainer = None
+    system.record = Record(run, None, rollouts, [])
+    healing = Healing(system, None)
     healing.at_rest = Saved(6, {}, {})
-    healing.checkpoints = SimpleNamespace(settled=saved, save=saved)  # type: ignore[assignment]
+    healing.checkpoints = SimpleNamespace(settled=saved, save=saved)
     await healing.save()
     assert read_summary(run.folder.summary)["episodes"] == 54
     run.folder.release()
@@ -241,9 +240,9 @@ def evaluating(run: Run, evaluator: SlowEvaluator, tasks: asyncio.TaskGroup) -> 
     """As much of a system as an evaluation beside training needs."""
     system = System.__new__(System)
     system.run, system.config, system.step, system._evaluation = run, run.config, 10, None
-    system.evaluator = evaluator  # type: ignore[assignment]
-    system._publisher = Publisher(None, None, None, tasks, None)  # type: ignore[arg-type]
-    system.healing = Healing(system, None)  # type: ignore[arg-type]
+    system.evaluator = evaluator
+    system._publisher = Publisher(None, None, None, tasks, None)
+    system.healing = Healing(system, None)
     system._tasks = tasks
     return system
 
@@ -299,7 +298,7 @@ async def test_a_run_that_was_asked_to_stop_waits_for_no_weights_to_arrive(run: 
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         system = evaluating(run, SlowEvaluator(), group)
         system.account = run.account("trainer", "start")
-        publisher = Publisher(Trainer(), Generators(), None, group, Contract())  # type: ignore[arg-type]
+        publisher = Publisher(Trainer(), Generators(), None, group, Contract())
         system._publisher = publisher
         await system.publish(1)
         asyncio.get_running_loop().call_soon(run.request_stop)
@@ -324,20 +323,18 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
 
     system = System.__new__(System)
     system.run, system.step, system.results = run, 1, {}
-    system.buffer = Buffer(BufferSettings(2, 1))  # type: ignore[assignment]
+    system.buffer = Buffer(BufferSettings(2, 1))
     asked: list[tuple[list[bool], int]] = []
 
     def totals_of(known: Callable[[int], bool], first_open: int) -> Totals:
         asked.append(([known(position) for position in range(3)], first_open))
         return Totals(episodes=7)
 
-    system.rollouts = SimpleNamespace(  # type: ignore[assignment]
-        order=order, set_aside=set(), state_dict=dict, totals_of=totals_of
-    )
+    system.rollouts = SimpleNamespace(order=order, set_aside=set(), state_dict=dict, totals_of=totals_of)
     system.under_way = set()
     system.lost_in_a_row, system.dropped_in_a_row = 3, 4
-    system.algorithm = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
-    state = await Healing(system, None).collect()  # type: ignore[arg-type]
+    system.algorithm = SimpleNamespace(state_dict=dict)
+    state = await Healing(system, None).collect()
     assert [index for index, _ in state.buffer["rolling"]] == [0]
     assert {"0", "1"} >= set(state.state["order"]["assigned"]) >= {"0"}
     assert state.state["results"] == [], "groups that are rolled out again would count twice"
@@ -408,18 +405,16 @@ async def test_what_is_set_back_only_in_part_is_never_saved(run: Run, role: str)
         saved.append(system.step)
 
     system = System.__new__(System)
-    system.run, system.step, system.record = run, 14, Record(run, None, None, [])  # type: ignore[arg-type]
-    system.configure = at_once  # type: ignore[method-assign]
+    system.run, system.step, system.record = run, 14, Record(run, None, None, [])
+    system.configure = at_once
     stack: Any = SimpleNamespace(restart=at_once, unless_one_dies=lambda work: work)
     healing = Healing(system, stack)
     healing.unsettled = role == "trainer"
-    healing.collect, healing.save = at_once, save  # type: ignore[assignment, method-assign]
-    system.trainer = SimpleNamespace(reference=None)  # type: ignore[assignment]
-    system.rollouts = SimpleNamespace(reconnect=at_once)  # type: ignore[assignment]
-    system.buffer = None  # type: ignore[assignment]
-    healing.checkpoints = SimpleNamespace(  # type: ignore[assignment]
-        step=10, settled=at_once, verify=lambda: None, restore=interrupted
-    )
+    healing.collect, healing.save = at_once, save
+    system.trainer = SimpleNamespace(reference=None)
+    system.rollouts = SimpleNamespace(reconnect=at_once)
+    system.buffer = None
+    healing.checkpoints = SimpleNamespace(step=10, settled=at_once, verify=lambda: None, restore=interrupted)
     with pytest.raises(asyncio.CancelledError):
         await healing.run(fail)
     assert saved == ([] if role == "trainer" else [14]), "only before anything is set back"
@@ -448,8 +443,8 @@ async def test_a_run_that_was_asked_to_stop_waits_for_nobody_who_died(run: Run, 
     stack: Any = SimpleNamespace(restart=restart, unless_one_dies=lambda work: work)
     healing = Healing(system, stack)
     healing.unsettled = True
-    healing.collect = at_once  # type: ignore[assignment, method-assign]
-    healing.checkpoints = SimpleNamespace(step=1, settled=at_once)  # type: ignore[assignment]
+    healing.collect = at_once
+    healing.checkpoints = SimpleNamespace(step=1, settled=at_once)
     async with asyncio.timeout(10):
         await healing.run(die)
     assert restarted == ([] if asked == "before the death" else ["trainer"])

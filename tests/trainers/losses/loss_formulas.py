@@ -132,7 +132,6 @@ def loss(name: str, o: dict[str, Any], case: Case, now: Array, frozen: Array) ->
             value = -dual * float(case.advantages[t])
         value *= weight(o, case, frozen, t)
         if beta:
-            assert case.reference is not None
             value += beta * divergence(o.get("kl", "k3"), now[t], float(case.reference[t]), frozen[t])
         value -= o.get("entropy_coef", 0.0) * float(case.entropy[t])
         values.append(value)

@@ -339,5 +339,5 @@ async def test_a_lagging_reference_is_renewed_in_time(
     actor = FakeActor()
     reference = Reference(actor, section)
     for version in published:
-        await reference.follow(version, version)  # type: ignore[arg-type]
+        await reference.follow(version, version)
     assert actor.load_weights.calls == loaded

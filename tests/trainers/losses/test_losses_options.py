@@ -282,7 +282,6 @@ def test_the_documents_contract_is_a_loss() -> None:
     assert output.loss.item() == pytest.approx(expected / case.num_tokens)
     assert {"kl_ref", "mismatch_max"} <= set(output.metrics)
     output.loss.backward()
-    assert batch.logprobs.grad is not None
     assert batch.logprobs.grad.ne(0).any()
 
 

@@ -25,7 +25,6 @@ CASES = 20
 def cut(package: str, file: str, *names: str, **known: Any) -> SimpleNamespace:
     """Functions of a file of an installed package, or methods of its classes, which know `known` and each other."""
     spec = find_spec(package)
-    assert spec is not None
     assert spec.submodule_search_locations is not None
     path = Path(next(iter(spec.submodule_search_locations)), file)
     found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]

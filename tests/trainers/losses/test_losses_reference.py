@@ -105,7 +105,6 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
 
         tokens = torch.from_numpy(sequences()[0].token_ids)[None]
         actor = trainer.reference.actor
-        assert actor is not None
         direct = await actor.forward.call_one(tokens)
         assert direct[0].tolist() == pytest.approx(moved[: tokens.shape[1] - 1], abs=1e-5)
 

@@ -95,7 +95,7 @@ class Recorded:
     async def _generate(self, prompt_ids: Any, options: Any, conversation: object) -> Completion:
         tokens = self.scripted(prompt_ids.tolist())
         count = len(tokens)
-        return Completion(prompt_ids, tokens, np.zeros(count), np.zeros(count), "stop", 0)  # type: ignore[arg-type]
+        return Completion(prompt_ids, tokens, np.zeros(count), np.zeros(count), "stop", 0)
 
     def segments(self, estimator: AdvantageEstimator) -> list[Segment]:
         """Our sequences, as if an older policy had sampled them."""

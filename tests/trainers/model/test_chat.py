@@ -52,7 +52,7 @@ def chat(folder: Path) -> Chat:
 
 def demonstrations(environment: Environment, count: int) -> list[list[Message]]:
     rng = random.Random(3)
-    return [demonstrate(environment, environment.task("train", index), rng) for index in range(count)]  # type: ignore[attr-defined]
+    return [demonstrate(environment, environment.task("train", index), rng) for index in range(count)]
 
 
 def test_a_demonstration_is_the_prompt_then_what_the_model_would_sample(chat: Chat, environment: Environment) -> None:
@@ -262,7 +262,7 @@ class Script:
     """A generator that says what it is told to."""
 
     def __init__(self, chat: Chat, texts: list[str]) -> None:
-        self.chat, self.texts, self.prompts = chat, texts, []  # type: ignore[var-annotated]
+        self.chat, self.texts, self.prompts = chat, texts, []
         self.options: list[SamplingOptions] = []
         self.conversations: list[object] = []
 
@@ -348,7 +348,6 @@ def test_llama_s_format_is_exact_over_turns_and_can_not_think(llama: FolderToken
     assert (call.function.name, json.loads(call.function.arguments)) == ("run_tests", {"code": "1"})
     answer = [Message(role="tool", content="passed", tool_call_id=call.id)]
     following = chat.extend(prompt, reply, [*question, message], answer, environment.tools)
-    assert following is not None
     assert following[: len(prompt) + len(reply)] == prompt + reply
     assert "passed" in llama.decode(following[len(prompt) + len(reply) :])
     with pytest.raises(ValueError, match="'llama-3' has no switch for thinking"):

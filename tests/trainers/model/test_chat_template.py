@@ -80,7 +80,7 @@ def test_demonstrations_have_the_same_tokens(chat: Chat, server: Server, environ
     rng = random.Random(5)
     turns = 0
     for index in range(100):
-        messages = demonstrate(environment, environment.task("train", index), rng)  # type: ignore[attr-defined]
+        messages = demonstrate(environment, environment.task("train", index), rng)
         assert chat.render(messages, environment.tools, generation=False) == server.render(
             messages, environment.tools, generation=False
         )

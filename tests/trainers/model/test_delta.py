@@ -52,7 +52,6 @@ def test_no_gradient_reaches_another_sequence() -> None:
     outs, _ = gated_delta_rule(*each, [20, 70])
     (outs[20:].sum() + causal_convolution(rows, weight, positions)[20:].sum()).backward()
     for part in (*each, rows):
-        assert part.grad is not None
         assert not part.grad[:20].any()
         assert part.grad[20:].any()
 

@@ -240,7 +240,6 @@ def test_auto_writes_qwen_3_with_the_format_that_continues(folders: Callable[[st
     history.append(Message(role="assistant", content="a"))
     question = [Message(role="user", content="and?")]
     extended = chat.extend(prompt, sampled, history, question, TOOLS)
-    assert extended is not None
     assert extended[: len(prompt) + len(sampled)] == prompt + sampled
     assert template.extend(prompt, sampled, history, question, TOOLS) is None
 
@@ -336,7 +335,6 @@ def test_a_template_is_read_from_the_tokenizer_s_configuration_too(tmp_path: Pat
     for listed in (template, [{"name": "default", "template": "{{ 1 }}"}, {"name": "tool_use", "template": template}]):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": listed}))
         read = ChatTemplate.of(tmp_path)
-        assert read is not None
         text = read.render([{"role": "user", "content": "q"}], [tool.to_openai() for tool in TOOLS], generation=True)
         assert FolderTokenizer(tmp_path).encode(text) == expected
 
@@ -359,7 +357,6 @@ def test_only_the_template_writes_control_tokens(folders: Callable[[str], Path])
     assert spelled in chat.tokenizer.decode(prompt)
     sampled = [*chat.tokenizer.encode("a"), end]
     extended = chat.extend(prompt, sampled, [*question, Message(role="assistant", content="a")], question, [])
-    assert extended is not None
     assert extended[len(prompt) + len(sampled) :].count(end) == 1
 
 

@@ -93,7 +93,7 @@ def test_a_mistake_is_named(line: str, key: str, capsys: pytest.CaptureFixture[s
 def test_a_sound_recipe_has_no_finding(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, findings, result = rehearsed(line, capsys)
     assert (code, findings) == (0, {})
-    for shares in result["shares"].values():  # type: ignore[attr-defined]
+    for shares in result["shares"].values():
         assert sum(shares.values()) == pytest.approx(1.0)
 
 

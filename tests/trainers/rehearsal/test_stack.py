@@ -256,7 +256,7 @@ def test_a_run_that_ends_is_reported_with_its_own_error(tmp_path: Path) -> None:
     training = Training(tmp_path / "run", ["coding_rlvr", "grpo.group_size=1"], output)
     with training.watched(), pytest.raises(Exception, match="group_size=1") as caught:
         training.until_step(1)
-    assert "use 2 or more" in str(caught.value.fix)  # type: ignore[attr-defined]
+    assert "use 2 or more" in str(caught.value.fix)
 
 
 # --- the whole stack

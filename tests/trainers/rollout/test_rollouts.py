@@ -364,7 +364,7 @@ class Deadly(Attempts):
 
     async def reply(self, observation: list[fe.Message]) -> Reply:
         self.crew.kill(0)
-        return await asyncio.Event().wait()  # type: ignore[return-value]
+        return await asyncio.Event().wait()
 
 
 async def test_a_group_that_workers_die_of_is_given_up(made: Make) -> None:
@@ -512,7 +512,7 @@ async def test_a_buffer_that_says_that_another_died_is_not_taken_for_dead(made: 
 
     class Tells(LocalReplayBuffer[Any]):
         async def add(self, group: Any, ticket: Ticket | None = None) -> Outcome:
-            return await result(told_there())  # type: ignore[no-any-return]
+            return await result(told_there())
 
     played = await made()
     await played.rollouts.connect(Links((), Tells(BufferSettings(1, 0))))

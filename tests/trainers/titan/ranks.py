@@ -134,7 +134,7 @@ def rank_main(rank: int, size: int, folders: dict[str, Path], out: Path, see: Se
     """What is asked of one of two or four ranks; the first writes what it saw."""
     logging.disable(logging.INFO)
     torch.seed()  # type: ignore[no-untyped-call]  # not the one of all that are forked
-    store = dist.FileStore(str(out / "store"), size)  # type: ignore[attr-defined]
+    store = dist.FileStore(str(out / "store"), size)
     use_device(with_gpus=False)
     join(store, rank, size, with_gpus=False)
     seen = see(folders, out)
@@ -146,9 +146,9 @@ def rank_main(rank: int, size: int, folders: dict[str, Path], out: Path, see: Se
 def offer(rank: int, size: int, folder: Path, dims: dict[str, int], meet: Path, connection: Connection) -> None:
     """A rank on a host of its own: twice the weights of before, and where its shards of them lie, as often as asked."""
     logging.disable(logging.INFO)
-    torch.seed()  # type: ignore[no-untyped-call]
+    torch.seed()
     os.environ[ADDRESS] = f"tcp://127.0.0.{2 + rank}:26700"
-    join(dist.FileStore(str(meet), size), rank, size, with_gpus=False)  # type: ignore[attr-defined]
+    join(dist.FileStore(str(meet), size), rank, size, with_gpus=False)
     sharding = Sharding(ParallelismSection(**dims))
     model = TitanModel(folder, max_length=128, device=use_device(with_gpus=False).torch, sharding=sharding)
     sender = Sender()
@@ -318,12 +318,12 @@ def published(folders: dict[str, Path], out: Path) -> dict[str, Any]:
             device=use_device(with_gpus=False).torch,
             sharding=Sharding(ParallelismSection(**degrees)),
         )
-        gather, DTensor.full_tensor = DTensor.full_tensor, _never  # type: ignore[method-assign,assignment]
+        gather, DTensor.full_tensor = DTensor.full_tensor, _never
         try:
             parts = model.published()
             model.save_hf(out / name)
         finally:
-            DTensor.full_tensor = gather  # type: ignore[method-assign]
+            DTensor.full_tensor = gather
         layout = Layout.of(parts)
         packed = {dtype: tensor.clone() for dtype, tensor in layout.pack(parts).items()}
         layouts, buffers = zip(*model.ranks.gather((layout, packed)), strict=True)

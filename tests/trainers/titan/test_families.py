@@ -101,7 +101,7 @@ OTHER_BASE = "Qwen/Qwen3-235B-A22B"
 
 def registered(name: str) -> Any:
     """TorchTitan's own config of a published model."""
-    family, size = re.fullmatch(r".*/(Qwen3|Llama-3\.[12])-(.*?)(?:-Base|-Instruct)?", name).groups()  # type: ignore[union-attr]
+    family, size = re.fullmatch(r".*/(Qwen3|Llama-3\.[12])-(.*?)(?:-Base|-Instruct)?", name).groups()
     return (qwen3 if family == "Qwen3" else llama3).model_registry(size).model
 
 

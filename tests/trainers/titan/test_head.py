@@ -135,7 +135,7 @@ def test_the_scores_of_a_whole_vocabulary_are_never_held() -> None:
     hidden, weight, targets = inputs(64, 500, 0)
     with Largest() as watching:
         logprobs, entropy = logprobs_and_entropy(hidden, weight, targets, tile=(16, 20))
-        (logprobs + entropy).sum().backward()  # type: ignore[no-untyped-call]
+        (logprobs + entropy).sum().backward()
     assert watching.elements == weight.numel(), "of its gradient, and of no scores"
 
 

@@ -168,7 +168,6 @@ def test_frozen_weights_cost_two_thirds_of_trained_ones(folder: Path) -> None:
 def test_layers_are_those_of_the_model_that_is_built(name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(name, tmp_path)
     adapters = engine(folder).model.adapters
-    assert adapters is not None
     built = {layer.peft.rpartition(".")[2]: (layer.out, layer.into) for layer in adapters.layers}
     assert built == layer_shapes(read_hf_config(folder))
 
@@ -198,7 +197,6 @@ def test_layers_are_those_of_the_model_that_is_built(name: str, tmp_path: Path) 
 def test_only_what_is_named_gets_an_adapter(folder: Path, names: list[str], rank: int) -> None:
     section = LoRASection(rank=rank, targets=names)
     model = TitanModel(folder, max_length=128, device=torch.device("cpu"), lora=section)
-    assert model.adapters is not None
     assert {layer.peft.rpartition(".")[2] for layer in model.adapters.layers} == set(names)
     trained = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
     assert len(trained) == 2 * 2 * len(set(names))

@@ -104,4 +104,4 @@ def test_what_an_adapter_does_besides_moving_rows_is_refused() -> None:
             return {name: tensor.T for name, tensor in state.items()}
 
     with pytest.raises(ForgeError, match="can't be published"):
-        place_of(Transposing(), "layers.0.weight", (3, 4))  # type: ignore[arg-type]
+        place_of(Transposing(), "layers.0.weight", (3, 4))

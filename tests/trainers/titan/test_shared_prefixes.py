@@ -229,7 +229,7 @@ def test_tokens_on_any_rank_see_their_path_and_no_more(
     for path in row.paths:
         for place, token in enumerate(path):
             sees[token, path[max(0, place + 1 - window) : place + 1]] = True
-    context = Context(None, 0, degree)  # type: ignore[arg-type]
+    context = Context(None, 0, degree)
     orders = [context.tokens(len(row), rank) for rank in range(degree)]
     order = torch.cat(orders)
     for rank, mine in enumerate(orders):
@@ -240,7 +240,7 @@ def test_tokens_on_any_rank_see_their_path_and_no_more(
 
 def test_keys_of_a_part_are_never_taken_for_the_whole_row() -> None:
     row = Row.of([4, 4, 4, 4])
-    context = Context(None, 0, 2)  # type: ignore[arg-type]
+    context = Context(None, 0, 2)
     order = torch.cat([context.tokens(len(row), rank) for rank in range(2)])
     layout = VarlenLayout.of(row.part(context.pieces(len(row), 0), order.argsort().numpy()), CPU)
     assert layout.keys is not None, "kernels would get 16 keys, and bounds of 8"
