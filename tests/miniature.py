@@ -28,13 +28,10 @@ logger = logging.getLogger("forge_env.run")
 
 
 class Weights:
-    """What a checkpoint saves and loads."""
-
     def __init__(self) -> None:
         self.value = "0" * 64
 
     async def begin_save(self, folder: str) -> Awaitable[dict[str, float]]:
-        """Write them beside training."""
         return asyncio.ensure_future(self._write(Path(folder), self.value))
 
     async def _write(self, folder: Path, value: str) -> dict[str, float]:
@@ -45,12 +42,10 @@ class Weights:
         return {}
 
     async def load(self, folder: str) -> None:
-        """Read them."""
         self.value = (Path(folder) / "model" / "model.safetensors").read_text()[:64]
 
 
 async def train(run: Run) -> None:
-    """Train, score, save and resume."""
     steps, checkpoints, weights = run.config.grpo.steps, Checkpoints(run), Weights()
     checkpoints.tidy()
     run.stage("trainer", "trainer and generators are starting")
@@ -81,7 +76,6 @@ async def train(run: Run) -> None:
 
 
 def state(done: int) -> Saved:
-    """What a checkpoint holds besides the weights."""
     buffer: BufferCore[PackedGroup] = BufferCore(BufferSettings(per_step=1, max_off_policy_steps=0))
     return Saved(done, {}, buffer.state_dict())
 
@@ -96,12 +90,10 @@ def record(run: Run, done: int) -> None:
 
 
 def counts(run: Run, done: int) -> dict[str, int]:
-    """Episodes of the steps that are done."""
     return {"episodes": done * run.config.grpo.group_size, "episodes_late": 0}
 
 
 async def score(run: Run, step: int, when: str) -> None:
-    """A held-out score."""
     run.stage("evaluation", f"held-out score {when} training")
     await asyncio.sleep(STEP_S)
     run.trajectory(Trajectory(id=f"eval-{step}", environment="e", task_id="t", answer="a"), "eval")

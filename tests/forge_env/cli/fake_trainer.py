@@ -20,8 +20,6 @@ async def train(run: Run) -> None:
 
 
 class Careful(Trainer):
-    """One that looks at the recipe first."""
-
     def check(self, config: RunConfig) -> None:
         if config.seed == 13:
             raise UsageError("seed 13 brings bad luck", fix="use another")

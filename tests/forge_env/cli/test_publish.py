@@ -42,8 +42,6 @@ class Hub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers requests."""
-
     server: Hub
 
     def do_POST(self) -> None:

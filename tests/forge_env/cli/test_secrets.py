@@ -60,15 +60,12 @@ class Leaky(fe.ToolEnvironment):
     rubric = fe.Rubric(fe.rewards.exact_match)
 
     def task(self, split: str, index: int) -> fe.Task:
-        """Task `index`."""
         return fe.Task(id=f"{split}-{index}", prompt="What is 2 + 2?", gold="4", data={"answer": "4"}, split=split)
 
     def num_tasks(self, split: str) -> int | None:
-        """Six."""
         return 6
 
     async def setup(self, task: fe.Task) -> None:
-        """Prints and logs all; fails on one task."""
         print("setup", everything(self.config.judge_token))
         print("setup", everything(self.config.judge_token), file=sys.stderr)
         logging.getLogger("environments.leaky").warning("%s", everything(self.config.judge_token))
@@ -102,11 +99,9 @@ class Echo(BaseHTTPRequestHandler):
         """Nothing."""
 
     def do_GET(self) -> None:
-        """No list of models."""
         self._send(404, {"error": {"message": str(self.headers)}})
 
     def do_POST(self) -> None:
-        """An answer, or an error, by the number of the request."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         known = f"{self.path} {self.headers} {json.dumps(body)}"
         all_of_it = "\n".join(encoded(self.headers["authorization"].removeprefix("Bearer "))) + known

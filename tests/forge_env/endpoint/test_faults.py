@@ -38,7 +38,6 @@ def out(tmp_path: Path) -> Path:
 
 
 def number(request: dict[str, Any]) -> int:
-    """The task's number."""
     question = next(message for message in request["messages"] if message["role"] == "user")
     return int(question["content"].split()[0])
 
@@ -294,11 +293,9 @@ class Boxed(Sums):
     """Holds a sandbox for as long as the episode takes."""
 
     async def setup(self, task: fe.Task) -> None:
-        """Take one."""
         self.box = await self.sandboxes.acquire()
 
     async def close(self) -> None:
-        """Give it back."""
         if hasattr(self, "box"):
             await self.sandboxes.release(self.box)
             del self.box

@@ -241,14 +241,10 @@ async def test_working_time_runs_out() -> None:
 
 
 class Slow(Sums):
-    """Has many tasks, and a reset that takes a while."""
-
     def num_tasks(self, split: str) -> int | None:
-        """A thousand."""
         return 1000
 
     async def setup(self, task: fe.Task) -> None:
-        """A fifth of a second."""
         await asyncio.sleep(0.2)
 
 
@@ -260,11 +256,9 @@ class Patient(EndpointPolicy, PolicySession):
         self.limiter = AdaptiveLimiter(clock=asyncio.get_running_loop().time)
 
     def session(self, tools: list[fe.ToolSpec], *, seed: int | None = None) -> Any:
-        """Itself: it knows no conversation."""
         return self
 
     async def reply(self, observation: list[fe.Message]) -> Reply:
-        """Always the same."""
         async with self.limiter.slot() as begun:
             await asyncio.sleep(0.5)
             self.limiter.succeeded(begun)

@@ -31,7 +31,6 @@ class Levels(Sums):
     splits = ("eval", "other")
 
     def task(self, split: str, index: int) -> fe.Task:
-        """The sum, larger at a higher level."""
         task = super().task(split, index + 100 * (self.config.levels[0] - 1))
         return task.model_copy(update={"id": f"task-{index}"})
 

@@ -108,7 +108,6 @@ class Graded(Sums):
     """Tells metrics of its own at the end of an episode."""
 
     async def step(self, action: Any) -> Any:
-        """One more metric."""
         observation, reward, terminated, truncated, info = await super().step(action)
         return observation, reward, terminated, truncated, {**info, "metrics": {"grade": 1.0}}
 

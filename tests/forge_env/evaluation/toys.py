@@ -20,7 +20,6 @@ class Sums(fe.ToolEnvironment):
     rubric = fe.Rubric(fe.rewards.exact_match)
 
     def task(self, split: str, index: int) -> fe.Task:
-        """Task `index`."""
         return fe.Task(
             id=f"{split}-{index}",
             prompt=f"{index} + 1 = ?",
@@ -32,7 +31,6 @@ class Sums(fe.ToolEnvironment):
         )
 
     def num_tasks(self, split: str) -> int | None:
-        """Twelve."""
         return 12
 
     @fe.tool
@@ -49,7 +47,6 @@ class Broken(Sums):
     """Its prompt fails for one task."""
 
     def prompt(self, task: fe.Task) -> list[fe.Message]:
-        """Fails on task 3."""
         if task.id.endswith("-3"):
             raise KeyError("no such picture")
         return super().prompt(task)
@@ -59,7 +56,6 @@ class Twins(Sums):
     """Every third task has the id of the first, and one can't be made."""
 
     def task(self, split: str, index: int) -> fe.Task:
-        """Task `index`."""
         if index == 4:
             raise KeyError("no such row")
         task = super().task(split, index)
@@ -70,7 +66,6 @@ class Unlucky(Sums):
     """Its sandbox is always lost on odd tasks."""
 
     async def setup(self, task: fe.Task) -> None:
-        """Fails on odd tasks."""
         if int(task.id.rpartition("-")[2]) % 2:
             raise SandboxError("the box was lost")
 
@@ -83,18 +78,15 @@ def model_answer(prompt: str, seed: int | None) -> str:
 
 
 def answer_even(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
-    """Solves the even tasks."""
     number = int(messages[-1].content.split()[0])
     return str(number + 1) if number % 2 == 0 else "no"
 
 
 def crash(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
-    """Fails on every task."""
     raise ValueError("no weights")
 
 
 def crash_on_odd(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
-    """Fails on the odd tasks."""
     answer = answer_even(messages, tools)
     return crash(messages, tools) if answer == "no" else answer
 
@@ -143,5 +135,4 @@ class Dying(Policy, PolicySession):
 
 
 def bug(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
-    """A policy with a bug of its own."""
     raise EnvironmentBugError("never seen")

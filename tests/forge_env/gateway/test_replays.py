@@ -109,7 +109,6 @@ def pad_thoughts(turn: Turn) -> Turn:
 
 
 def leave_out_thoughts(turn: Turn) -> Turn:
-    """The turn without thoughts."""
     if isinstance(turn, list):
         return [item for item in turn if item["type"] != "reasoning"]
     if isinstance(blocks := turn["content"], list):
@@ -118,7 +117,6 @@ def leave_out_thoughts(turn: Turn) -> Turn:
 
 
 def same(turn: Turn) -> Turn:
-    """The turn as it was."""
     return turn
 
 

@@ -364,7 +364,6 @@ class Sums(fe.SingleTurnEnvironment):
     reward = r.MathReward()
 
     def tasks(self, split: str) -> list[fe.Task]:
-        """Both."""
         targets = ["7", r"\frac{1}{"]
         return [
             fe.Task(id=f"{split}-{number}", prompt=f"Task {number}", data={"answer": target}, split=split)

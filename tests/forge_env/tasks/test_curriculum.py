@@ -127,8 +127,6 @@ def test_what_a_recipe_can_ask_for() -> None:
 
 
 class Backwards(Order):
-    """The last task first."""
-
     def __init__(self, environment: Levels, split: str, *, seed: int, first: int = 0) -> None:
         self._last, self._first = 99, first
 

@@ -51,7 +51,6 @@ class Counter(ForgeActor):
 
     @concurrent_endpoint
     async def wait(self) -> int:
-        """The process, after `go`."""
         await self._go_on.wait()
         return os.getpid()
 

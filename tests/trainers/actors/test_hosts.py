@@ -44,14 +44,12 @@ class Controller:
         )
 
     def hear(self, word: str) -> str:
-        """What it says after this word."""
         assert self.process.stdout is not None
         line = next((line for line in self.process.stdout if line.startswith(word)), "")
         assert line, f"it ended before {word}"
         return line.removeprefix(word).strip()
 
     def go_on(self) -> None:
-        """Let it end."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 

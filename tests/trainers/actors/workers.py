@@ -41,7 +41,6 @@ class Worker:
             )
 
     def wait(self) -> None:
-        """Until it is ready."""
         with subprocess.Popen(["tail", "-f", "-n", "+1", self._log], stdout=subprocess.PIPE, text=True) as tail:
             assert tail.stdout is not None
             assert next((line for line in tail.stdout if "worker ready" in line), ""), self._log.read_text()
@@ -66,13 +65,11 @@ class Worker:
         self._process.wait()
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
         self.family()[0].send_signal(signal.SIGINT)
         self._process.wait(60)
 
     @property
     def said(self) -> str:
-        """What it has printed."""
         return self._log.read_text()
 
 

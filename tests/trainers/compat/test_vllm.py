@@ -82,7 +82,6 @@ def test_replaced_functions_have_the_same_parameters() -> None:
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has a child."""
     command = ("sh", "-c", "sleep 1000 & echo; exec sleep 1000")
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         process.stdout.readline()

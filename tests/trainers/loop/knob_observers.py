@@ -102,7 +102,6 @@ class VLLMProcess:
         return process
 
     def close(self) -> None:
-        """End the processes."""
         for process in self._processes.values():
             process.communicate()
 

@@ -45,7 +45,6 @@ class Trace:
         self.events: Events = []
 
     def add(self, what: str, *details: Any) -> None:
-        """Something happened now."""
         try:
             now = round(asyncio.get_running_loop().time(), 6)
         except RuntimeError:

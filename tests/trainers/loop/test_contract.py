@@ -481,8 +481,6 @@ class Deaf(Generator):
 
 
 class Other(TitanTrainer):
-    """Another model than the generators'."""
-
     async def do_logprobs(self, sequences: Any) -> list[Any]:
         return [values - 0.5 for values in await super().do_logprobs(sequences)]
 

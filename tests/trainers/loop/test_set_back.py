@@ -78,7 +78,6 @@ class World:
         self._sampled_from: dict[tuple[int, ...], tuple[Lineage, Lineage]] = {}
 
     def begin(self) -> None:
-        """The first group is rolled out."""
         deaths, self._deaths = self._deaths, []
         for seconds, name in deaths:
             asyncio.get_running_loop().call_later(seconds, self._kill, name)
@@ -222,16 +221,13 @@ class Sampler(Mortal, Generator):
         return {"pull_s": 0.1, "stall_s": 0.0, "total_s": 0.1}
 
 
-class Reference(Mortal, ReferenceModel):
-    """Mortal."""
+class Reference(Mortal, ReferenceModel): ...
 
 
-class Worker(Mortal, RolloutWorker):
-    """Mortal."""
+class Worker(Mortal, RolloutWorker): ...
 
 
-class BufferProcess(Mortal, ReplayBuffer):
-    """In which `MortalBuffer` lives."""
+class BufferProcess(Mortal, ReplayBuffer): ...
 
 
 class MortalBuffer(Buffer):
@@ -270,7 +266,6 @@ for _name, _method in vars(LocalReplayBuffer).items():
 
 
 def mortals(world: World) -> Actors:
-    """The actors of this world."""
     kinds = {
         "TitanTrainer": Trainer,
         "Generator": Sampler,
@@ -366,7 +361,6 @@ def test_a_run_that_is_set_back(deaths: list[Death], bound: int, every: int, tra
 
 
 def test_whoever_dies_while_the_end_is_scored_is_started_again() -> None:
-    """A generator that starts then has no weights where their trainer is gone too."""
     deaths = [(0.0, "trainer"), (36.15, "trainer"), (36.15, "generator0")]
     world = play(deaths, bound=0, every=3, replicas=1, workers=1, seed=0)
     assert sorted(world.died) == sorted(name for _, name in deaths)

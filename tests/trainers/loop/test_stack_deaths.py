@@ -14,8 +14,6 @@ from trainers.loop.stack import RoleDiedError, Stack
 
 
 class Watched(Stack):
-    """A stack whose actors die when they are told to."""
-
     def __init__(self, *roles: str) -> None:
         super().__init__(load_config("coding_rlvr"))
         self.watches = {role: asyncio.get_running_loop().create_future() for role in roles}

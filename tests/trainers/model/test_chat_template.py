@@ -67,7 +67,6 @@ def chat(folder: Path) -> Chat:
 
 @pytest.fixture(scope="module")
 def chats(folder: Path) -> list[Chat]:
-    """Without and with thinking."""
     return [Chat(FolderTokenizer(folder), thinking=thinking) for thinking in (False, True)]
 
 

@@ -17,7 +17,6 @@ HEADS, KEYS, VALUES = 2, 4, 3
 
 
 def tokens(count: int, seed: int) -> list[torch.Tensor]:
-    """Queries, keys, values, decays and strengths."""
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(count, HEADS, size, generator=generator) for size in (KEYS, KEYS, VALUES))
     decay, strength = (torch.rand(count, HEADS, generator=generator) for _ in range(2))

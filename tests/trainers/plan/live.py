@@ -56,7 +56,6 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Count a tensor, also one that was there before."""
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         key = storage._cdata

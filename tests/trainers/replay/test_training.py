@@ -112,7 +112,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(recorded: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
     return shutil.copytree(recorded, tmp_path / "run")
 
 

@@ -37,18 +37,15 @@ class GatedGenerator(ForgeActor):
 
     @concurrent_endpoint
     async def abort(self, request_id: str) -> None:
-        """Nobody waits for it any more."""
         self._waiting.discard(request_id)
         self._aborted.append(request_id)
         await self._tell()
 
     @concurrent_endpoint
     async def until(self, waiting: int, aborted: int = 0) -> None:
-        """Wait until so many requests wait, and so many were aborted."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self._waiting) >= waiting and len(self._aborted) >= aborted)
 
     @concurrent_endpoint
     async def open(self) -> None:
-        """Answer everybody."""
         self._gate.set()

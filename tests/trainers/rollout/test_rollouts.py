@@ -49,8 +49,6 @@ class Levels(fe.SingleTurnEnvironment):
 
 
 class Attempts(Policy, PolicySession):
-    """A policy of that skill."""
-
     def __init__(self) -> None:
         self.attempts = 0
 

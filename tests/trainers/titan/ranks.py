@@ -161,7 +161,6 @@ def offer(rank: int, size: int, folder: Path, dims: dict[str, int], meet: Path, 
 
 
 def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
-    """All that is asked of two ranks."""
     seen: dict[str, Any] = {}
     tied = folders["tied"]
     for kind, folder in folders.items():
@@ -190,7 +189,6 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
 
 
 def four(folders: dict[str, Path], out: Path) -> dict[str, Any]:
-    """All that is asked of four."""
     folder = folders["tied"]
     return {
         "fsdp and tensor": observe(engine(folder, TENSOR)),

@@ -287,7 +287,6 @@ class Spoiled(SFTLoss):
 
 
 def state(trained: TitanEngine) -> dict[str, torch.Tensor]:
-    """Weights and the optimizer's state."""
     moments = trained.optimizer.state_dict()
     kept = {name: value.clone() for name, value in moments.items() if isinstance(value, torch.Tensor)}
     assert kept

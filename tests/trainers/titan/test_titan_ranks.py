@@ -94,7 +94,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> 
 
 @pytest.fixture(scope="module")
 def seen(folders: dict[str, Path], work: Path) -> dict[str, Any]:
-    """What two ranks saw."""
     return run_ranks(2, folders, work, two)
 
 

@@ -42,12 +42,10 @@ class Trainer(RankedActor):
 
     @endpoint
     async def setup(self) -> None:
-        """Wait for `use`."""
         self._upload: asyncio.Task[None] | None = None
 
     @endpoint
     async def use(self, transport: str) -> None:
-        """Publish through this transport."""
         if transport == "torchstore":
             from trainers.weights import store
 
@@ -58,7 +56,6 @@ class Trainer(RankedActor):
 
     @endpoint
     async def push(self, version: int) -> Published:
-        """Publish weights that are all `version`, and wait until they can be read."""
         import torch.distributed as dist
 
         first, count = (0, 2 * ROWS // 3) if self.rank == 0 else (2 * ROWS // 3, ROWS // 3)
@@ -73,12 +70,10 @@ class Trainer(RankedActor):
 
     @endpoint
     async def suspend(self, pid: int) -> None:
-        """Suspend a process of the same host."""
         os.kill(pid, signal.SIGSTOP)
 
     @endpoint
     async def kill(self, pid: int) -> None:
-        """Kill a process of the same host, and wait for its end."""
         os.kill(pid, signal.SIGKILL)
         await end_of(pid)
 
@@ -88,7 +83,6 @@ class Generator(RankedActor):
 
     @endpoint
     async def setup(self) -> None:
-        """Start without weights."""
         from trainers.weights import store
 
         store.PIECE = PIECE
@@ -96,7 +90,6 @@ class Generator(RankedActor):
 
     @endpoint
     async def take(self, published: Published) -> int:
-        """Read a version; returns its number if all weights are of that version."""
         self._weights = dict(await self._reader.take(published))
         return await self._check()
 
@@ -122,7 +115,6 @@ class Generator(RankedActor):
 
     @endpoint
     async def find(self, version: int) -> Published:
-        """Look a version up by its number."""
         return await self._reader.find(version)
 
 
@@ -138,7 +130,6 @@ async def start_trainer(transport: str, ground: Any) -> Any:
 
 
 async def refused(call: Any) -> type[Exception]:
-    """The error of a call that must fail."""
     try:
         await result(call)
     except OSError as error:
