@@ -281,16 +281,6 @@ async def test_lost_infrastructure_is_tried_again_and_bugs_are_told() -> None:
             await run_episode(make, ReplayPolicy([call("crash")]), seed=1)
 
 
-async def test_many_clients_at_once() -> None:
-    async with serving() as (url, sessions):
-        make = lambda: fe.make(REMOTE, url=url)  # noqa: E731
-        policy = ReplayPolicy([call("add", a=1), call("add", a=2), "1"])
-        played = await asyncio.gather(*(run_episode(make, policy, seed=seed) for seed in range(12)))
-        assert sum(trajectory.reward for trajectory in played) == 1.0  # seed 0 alone
-        assert all(trajectory.terminated for trajectory in played)
-        await until(lambda: len(sessions) == 0)
-
-
 async def test_the_documents_of_a_server() -> None:
     import httpx2
 

@@ -59,16 +59,6 @@ async def test_an_episode_over_http() -> None:
     assert Adder.opened == 0
 
 
-async def test_a_client_that_keeps_cookies_needs_no_id() -> None:
-    async with client_of() as client:
-        await client.post("/reset", json={"seed": 2})
-        assert (await client.post("/step", json={"action": {"message": "3"}})).json()["reward"] == 1.0
-        await client.post("/reset")
-        assert len(client.sessions) == 1
-        assert (await client.post("/close")).status_code == 200
-    assert Adder.opened == 0
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [

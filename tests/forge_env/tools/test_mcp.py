@@ -128,18 +128,6 @@ async def test_a_server_without_state_is_one_process_for_many_episodes(
 
 
 @pytest.mark.slow
-async def test_what_a_server_says_of_itself_is_in_the_log_of_an_evaluation(tmp_path: Path) -> None:
-    (tmp_path / "server.py").write_text("import sys\nprint('started', file=sys.stderr, flush=True)\n" + SERVER)
-
-    class Talking(WithServer):
-        api_version = 1
-        target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
-
-    await fe.evaluate_async(Talking, lambda messages, tools: "x", num_tasks=1, out=tmp_path / "out")
-    assert re.search(r"MCP server .*: started", (tmp_path / "out" / "run.log").read_text())
-
-
-@pytest.mark.slow
 async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", "pass"]), timeout_s=20)
@@ -180,19 +168,6 @@ async def test_what_fails_beside_the_calls_is_told_whole(
     (record,) = caplog.records
     assert "it does not close" in record.message
     assert record.exc_info
-
-
-@pytest.mark.slow
-async def test_a_server_that_is_lost_in_an_episode_is_infrastructure(tmp_path: Path) -> None:
-    dying = SERVER.replace("return 2 * number", "import os; os._exit(1)")
-    (tmp_path / "server.py").write_text(dying)
-    env = WithServer()
-    env.target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
-    await env.reset(seed=0)
-    for _ in range(2):  # and it stays lost
-        with pytest.raises(InfrastructureError, match="gone"):
-            await env.step(calls(call("double", {"number": 4})))
-    await env.close()
 
 
 def test_names_that_endpoints_do_not_accept_are_changed() -> None:

@@ -156,14 +156,6 @@ def test_rules_are_found_by_name_or_refused_with_the_fix() -> None:
         BufferSettings(0, 0)
 
 
-@pytest.mark.stack
-def test_a_wrong_rule_is_refused_before_anything_starts() -> None:
-    from trainers.loop.checks import check
-
-    with pytest.raises(NotRegisteredError, match="did you mean 'freshest'"):
-        check(load_config("coding_rlvr", ["grpo.replay.sampling=freshes"]))
-
-
 # --- packed groups
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=6)

@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from forge_env.config.recipe import ReplaySection
 from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
 from tests.trainers.buffer.buffer_model import FakeGroup
@@ -105,18 +104,6 @@ async def test_a_cancelled_call_takes_nothing(make: Make) -> None:
     assert await buffer.admit() == Ticket(1, 1)
 
 
-async def test_whoever_stops_asking_for_data_takes_no_step_back(make: Make) -> None:
-    buffer = await make(BufferSettings(per_step=1, max_off_policy_steps=0))
-    await fill(buffer, 1)
-    await buffer.reserve(0)
-    asking = [asyncio.ensure_future(buffer.fetch(0)) for _ in range(8)]
-    for fetching in asking:
-        await asyncio.sleep(0)
-        fetching.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
-    assert (await buffer.fetch(0)).reservation.indices == [0]
-
-
 async def test_mistakes_are_named(make: Make) -> None:
     buffer = await make(BufferSettings(per_step=1, max_off_policy_steps=1, steps=2))
     [ticket, _] = await fill(buffer, 2)
@@ -145,26 +132,6 @@ async def test_without_a_ticket_a_group_waits_for_a_place(make: Make) -> None:
     assert await asyncio.wait_for(adding, 10) is Outcome.KEPT
     assert await buffer.add(FakeGroup.of(2, 0, num_tokens=7)) is Outcome.STALE
     assert (await buffer.stats()).tokens_discarded_stale == 7
-
-
-async def test_saved_and_restored_it_goes_on_as_it_would_have(make: Make) -> None:
-    settings = BufferSettings(
-        per_step=2, max_off_policy_steps=2, replay=ReplaySection(sampling="prioritized", max_uses=2), seed=3
-    )
-    first = await make(settings)
-    await fill(first, 2)
-    ticket = await first.admit()
-    await first.sample(0)
-    saved = await first.state_dict()
-    second = await make(settings)
-    await second.load_state_dict(saved)
-    futures = []
-    for buffer in (first, second):
-        await buffer.add(FakeGroup.of(ticket.index, 0), ticket)
-        await buffer.release(1)
-        await fill(buffer, 2, priority=2.0)
-        futures.append([(await buffer.sample(1)).reservation, await buffer.state_dict()])
-    assert futures[0] == futures[1]
 
 
 async def test_a_restart_hands_out_again_what_was_lost(make: Make) -> None:

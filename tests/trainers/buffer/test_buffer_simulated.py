@@ -6,7 +6,6 @@ import asyncio
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from tests.trainers.buffer import virtual_time
 from tests.trainers.buffer.buffer_model import FakeGroup
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, Outcome, Ticket
-from trainers.rehearsal.clock import StalledError
 
 DEADLINE_S = 30.0
 
@@ -146,13 +144,3 @@ async def _stopped_after(run: Run, seconds: float) -> None:
 async def _resume(run: Run, saved: dict[str, object]) -> None:
     await run.buffer.load_state_dict(saved)
     await run.buffer.restart(run.step)
-
-
-def test_the_simulated_clock_shows_deadlocks() -> None:
-    async def two_that_wait() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            first = tasks.create_task(asyncio.Event().wait())
-            await first
-
-    with pytest.raises(StalledError):
-        virtual_time.run(two_that_wait())

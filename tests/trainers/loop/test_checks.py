@@ -240,6 +240,7 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
         ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
         ("model.renderer=qwen33", "No renderer config registered", "model.renderer=auto"),
         ("model.renderer=nowhere:Format", "'nowhere:Format' can't be loaded", "model.renderer=auto"),
+        ("grpo.replay.sampling=freshes", "no sampling rule 'freshes'", "did you mean 'freshest'"),
         ("evaluation.split=evel", "coding_rlvr has no split 'evel'", "did you mean 'eval'?"),
         ("evaluation.split=train", "is also the training split", "choose a held-out one: eval"),
         ("evaluation.extra_splits=[nonesuch]", "evaluation.extra_splits: coding_rlvr has no split", "splits: train"),
@@ -331,11 +332,6 @@ def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=f"{feature}.* which the trainer does not support"):
         train.check(load_config("coding_rlvr", [f"model.path={sound(whole, tmp_path, **changes)}"]))
-
-
-@pytest.mark.stack
-def test_a_sound_folder_is_taken(whole: Path) -> None:
-    train.check(load_config("coding_rlvr", [f"model.path={whole}"]))
 
 
 def spoil(folder: Path, how: str) -> None:

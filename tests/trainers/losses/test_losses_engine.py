@@ -126,20 +126,6 @@ def test_reference_logprobs_arrive_beside_their_tokens(folder: Path) -> None:
     assert metrics["loss/kl_ref"] == pytest.approx(2.718281828**-0.5 - 1 + 0.5, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "dr_grpo", "cispo"])
-def test_the_size_of_microbatches_does_not_matter(folder: Path, name: str) -> None:
-    few, many = engine(folder, microbatch_tokens=4096), engine(folder, microbatch_tokens=64)
-    data = sequences(few)
-    options = {"beta": 0.1, "entropy_coef": 0.1, "correction": {"name": "tis", "level": "sequence"}}
-    one, other = few.train(data, loss(name, **options)), many.train(data, loss(name, **options))
-
-    def learned(metrics: dict[str, float]) -> dict[str, float]:
-        return {key: value for key, value in metrics.items() if key.startswith(("loss", "entropy", "grad_norm"))}
-
-    assert len(learned(one)) > 15
-    assert learned(one) == pytest.approx(learned(other), rel=1e-3, abs=1e-5)
-
-
 def test_a_maximum_is_one_over_microbatches_and_minibatches(folder: Path) -> None:
     trained = engine(folder, microbatch_tokens=64, lr=1e-9)
     data = sequences(trained)

@@ -327,12 +327,6 @@ def test_a_loss_on_flat_tokens_is_taken_as_it_is() -> None:
         own("Short", scael=2)
 
 
-def test_a_subclass_of_ours_has_all_options() -> None:
-    assert isinstance(own("Mine", beta=0.1, correction="icepop"), PolicyLoss)
-    assert not isinstance(own("Contract"), Contract)
-    assert isinstance(own("Contract"), PaddedLoss)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [

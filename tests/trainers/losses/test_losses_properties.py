@@ -34,31 +34,17 @@ def section(name: str, correction: Any, **options: Any) -> LossSection:
     return LossSection(name=name, options={"beta": 0.1, "correction": correction, **options})
 
 
-def rows(seed: int, lengths: list[int], width: int | None = None, spread: float = 0.5) -> dict[str, torch.Tensor]:
-    """Padded rows of random tokens, with something horrible in the padding."""
+def rows(seed: int, lengths: list[int], spread: float = 0.5) -> TokenBatch:
+    """A whole minibatch of sequences of these lengths, with random tokens."""
     rng = np.random.default_rng(seed)
-    shape = (len(lengths), width or max(lengths))
-    mask = torch.zeros(shape)
-    for row, length in enumerate(lengths):
-        mask[row, :length] = 1
-    horrible = torch.tensor(np.random.default_rng(seed + 1).choice([np.nan, np.inf, -np.inf, 1e30], size=shape))
-    values: dict[str, torch.Tensor] = {}
-    for name in ("logprobs", "behavior_logprobs", "ref_logprobs", "proximal_logprobs", "entropy"):
-        tokens = torch.full(shape, torch.nan, dtype=torch.float64)
-        for row, length in enumerate(lengths):
-            tokens[row, :length] = torch.tensor(-1 + spread * rng.normal(size=length))
-        values[name] = torch.where(mask.bool(), tokens, horrible)
-    values["advantages"] = torch.tensor(rng.normal(size=(len(lengths), 1)))
-    return {"padding_mask": mask, **values}
-
-
-def flatten(padding_mask: torch.Tensor, advantages: torch.Tensor, **rows: torch.Tensor) -> TokenBatch:
-    """Padded rows, [R, T], as a batch that is a whole minibatch, without what is in the padding."""
-    mask = padding_mask.bool()
-    flat = {name: values[mask] for name, values in rows.items()}
-    flat["advantages"] = advantages.expand_as(mask)[mask]
-    sizes: dict[str, Any] = {"total_tokens": int(mask.sum()), "total_sequences": len(mask)}
-    return TokenBatch(**flat, sequence_ids=mask.nonzero()[:, 0], **sizes)
+    sequence_ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    values: dict[str, Any] = {
+        name: torch.tensor(-1 + spread * rng.normal(size=len(sequence_ids)))
+        for name in ("logprobs", "behavior_logprobs", "ref_logprobs", "proximal_logprobs", "entropy")
+    }
+    values["advantages"] = torch.tensor(rng.normal(size=len(lengths)))[sequence_ids]
+    sizes: dict[str, Any] = {"total_tokens": sum(lengths), "total_sequences": len(lengths)}
+    return TokenBatch(**values, sequence_ids=sequence_ids, **sizes)
 
 
 def select(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
@@ -80,28 +66,9 @@ def run(settings: LossSection, batch: TokenBatch) -> tuple[LossOutput, torch.Ten
 
 
 @few
-@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.integers(0, 5))
-def test_padding_never_matters(name: str, correction: Any, lengths: list[int], seed: int, extra: int) -> None:
-    tight, wide = (flatten(**rows(seed, lengths, max(lengths) + more)) for more in (0, extra))
-    (one, slopes), (other, others) = run(section(name, correction), tight), run(section(name, correction), wide)
-    assert one.loss.isfinite()
-    assert one.loss == other.loss
-    assert torch.equal(slopes, others)
-
-
-@few
-@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS)
-def test_padding_gets_no_gradient(name: str, correction: Any, lengths: list[int], seed: int) -> None:
-    padded = rows(seed, lengths, max(lengths) + 2)
-    padded["logprobs"].requires_grad_()
-    make_loss(section(name, correction))(flatten(**padded)).loss.backward()
-    assert (padded["logprobs"].grad[padded["padding_mask"] == 0] == 0).all()
-
-
-@few
 @given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.data())
 def test_microbatches_add_up(name: str, correction: Any, lengths: list[int], seed: int, data: st.DataObject) -> None:
-    batch = flatten(**rows(seed, lengths))
+    batch = rows(seed, lengths)
     whole, slopes = run(section(name, correction), batch)
     of_sequence = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=len(lengths), max_size=len(lengths))))
     loss, gradient, metrics = 0.0, torch.zeros_like(slopes), dict[str, float]()
@@ -117,13 +84,27 @@ def test_microbatches_add_up(name: str, correction: Any, lengths: list[int], see
 
 
 @few
+@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.randoms())
+def test_the_order_of_sequences_does_not_matter(
+    name: str, correction: Any, lengths: list[int], seed: int, random: Any
+) -> None:
+    batch = rows(seed, lengths)
+    order = torch.tensor(random.sample(range(len(lengths)), len(lengths)))
+    places = order[batch.sequence_ids].argsort(stable=True)
+    shuffled = _at(batch, places)
+    (one, slopes), (other, others) = run(section(name, correction), batch), run(section(name, correction), shuffled)
+    assert one.loss.item() == pytest.approx(other.loss.item(), abs=1e-12)
+    assert torch.allclose(others, slopes[places], atol=1e-14)
+
+
+@few
 @given(LOSSES, CORRECTIONS, st.sampled_from(["token", "sequence"]), LENGTHS, SEEDS, st.data())
 def test_an_episode_weighs_the_same_however_it_is_cut(
     name: str, correction: Any, aggregation: str, lengths: list[int], seed: int, data: st.DataObject
 ) -> None:
     """Its segments in microbatches of their own, if the loss can have that; else together, in any order."""
     options = section(name, correction, aggregation=aggregation, horizon=None)
-    batch = flatten(**rows(seed, lengths))
+    batch = rows(seed, lengths)
     _, slopes = run(options, batch)
     lengths_of = torch.tensor([float(lengths[row]) for row in batch.sequence_ids])
     batch = dataclasses.replace(batch, sequence_targets=lengths_of)
@@ -152,25 +133,11 @@ def _at(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
 
 
 @few
-@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.randoms())
-def test_the_order_of_sequences_does_not_matter(
-    name: str, correction: Any, lengths: list[int], seed: int, random: Any
-) -> None:
-    padded = rows(seed, lengths)
-    order = random.sample(range(len(lengths)), len(lengths))
-    batch, shuffled = flatten(**padded), flatten(**{key: value[order] for key, value in padded.items()})
-    (one, slopes), (other, others) = run(section(name, correction), batch), run(section(name, correction), shuffled)
-    assert one.loss.item() == pytest.approx(other.loss.item(), abs=1e-12)
-    back = torch.cat([(shuffled.sequence_ids == order.index(row)).nonzero()[:, 0] for row in range(len(lengths))])
-    assert torch.allclose(others[back], slopes, atol=1e-14)
-
-
-@few
 @given(LOSSES, LENGTHS, SEEDS)
 def test_icepop_takes_the_gradient_of_tokens_that_policies_disagree_on(
     name: str, lengths: list[int], seed: int
 ) -> None:
-    batch = flatten(**rows(seed, lengths, spread=1.5))
+    batch = rows(seed, lengths, spread=1.5)
     _, slopes = run(section(name, {"name": "icepop", "low": 0.5, "high": 2.0}, beta=0.0), batch)
     ratio = (batch.proximal - batch.behavior_logprobs).exp()
     assert (slopes[(ratio < 0.5) | (ratio > 2)] == 0).all()
@@ -183,7 +150,10 @@ def test_icepop_takes_the_gradient_of_tokens_that_policies_disagree_on(
 def test_extreme_differences_stay_finite(
     name: str, correction: Any, lengths: list[int], seed: int, kl: str, spread: float
 ) -> None:
-    batch = flatten(**{key: value.float() for key, value in rows(seed, lengths, spread=spread).items()})
+    batch = rows(seed, lengths, spread=spread)
+    parts = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    floats = {name: part.float() for name, part in parts.items() if torch.is_tensor(part) and part.is_floating_point()}
+    batch = dataclasses.replace(batch, **floats)
     output, slopes = run(section(name, correction, kl=kl, entropy_coef=0.0, dual_clip=None), batch)
     assert output.loss.dtype == torch.float32
     assert output.loss.isfinite()
@@ -194,7 +164,7 @@ def test_extreme_differences_stay_finite(
 @given(LOSSES, CORRECTIONS)
 @few
 def test_a_microbatch_without_tokens_is_nothing(name: str, correction: Any) -> None:
-    whole = flatten(**rows(0, [2, 3]))
+    whole = rows(0, [2, 3])
     output, _ = run(section(name, correction), select(whole, torch.zeros(5, dtype=torch.bool)))
     assert output.loss == 0
     assert set(figures.to_floats([output.metrics])[0].values()) == {0.0}

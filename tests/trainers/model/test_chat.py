@@ -55,16 +55,6 @@ def demonstrations(environment: Environment, count: int) -> list[list[Message]]:
     return [demonstrate(environment, environment.task("train", index), rng) for index in range(count)]
 
 
-def test_a_demonstration_is_the_prompt_then_what_the_model_would_sample(chat: Chat, environment: Environment) -> None:
-    for messages in demonstrations(environment, 20):
-        [(ids, mask)] = chat.render_training(messages, environment.tools)
-        first = next(index for index, message in enumerate(messages) if message.role == "assistant")
-        prompt = chat.render(messages[:first], environment.tools)
-        assert ids[: len(prompt)] == prompt
-        assert not any(mask[: len(prompt)])
-        assert mask[len(prompt)]
-
-
 def test_images_are_refused(chat: Chat) -> None:
     with pytest.raises(UsageError, match="a message of the user has images, and this model reads text only"):
         chat.render([Message(role="user", content="What is it?", images=("data:image/png;base64,AA==",))], [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import forge_env as fe
 from forge_env.config.recipe import ModelSection
 from forge_env.endpoint.history import wire
 from forge_env.environment.base import Environment
-from forge_env.environment.optional import demonstrate
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder, chat_template
@@ -61,11 +59,6 @@ def folder(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def chat(folder: Path) -> Chat:
-    return Chat(FolderTokenizer(folder))
-
-
-@pytest.fixture(scope="module")
 def chats(folder: Path) -> list[Chat]:
     return [Chat(FolderTokenizer(folder), thinking=thinking) for thinking in (False, True)]
 
@@ -73,22 +66,6 @@ def chats(folder: Path) -> list[Chat]:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Server:
     return Server(folder)
-
-
-def test_demonstrations_have_the_same_tokens(chat: Chat, server: Server, environment: Environment) -> None:
-    rng = random.Random(5)
-    turns = 0
-    for index in range(100):
-        messages = demonstrate(environment, environment.task("train", index), rng)
-        assert chat.render(messages, environment.tools, generation=False) == server.render(
-            messages, environment.tools, generation=False
-        )
-        for end in [place for place, message in enumerate(messages) if message.role == "assistant"]:
-            turns += 1
-            before = messages[:end]
-            prompt = chat.render(before, environment.tools)
-            assert prompt == server.render(before, environment.tools, generation=True)
-    assert turns > 150  # that is, tools were called and answered
 
 
 words = st.text(
