@@ -138,14 +138,6 @@ async def test_the_display_says_how_it_goes(tmp_path: Path) -> None:
             assert "Traceback" not in terminal.text
 
 
-async def test_a_narrow_terminal_is_no_trouble(tmp_path: Path) -> None:
-    async with Server(behave) as server:
-        words = [TOY, "--model", "m", "--base-url", server.url, "--out", str(tmp_path / "out"), *FLAGS]
-        async with Terminal(*COMMAND, *words, columns=30) as terminal:
-            assert await terminal.end() == 0
-            assert "Traceback" not in terminal.text
-
-
 async def test_ctrl_c_on_a_terminal_finishes_what_is_under_way(tmp_path: Path) -> None:
     gate, out = Gate(20), tmp_path / "out"
     async with Server(gate) as server:
