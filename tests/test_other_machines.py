@@ -104,10 +104,7 @@ def test_write_validate_evaluate_and_view_without_linux(mac: Mac, endpoint: str)
         (["sandbox", "run", "--engine", "local", "-"], "'local' can't run here: it needs Linux, and this is Darwin"),
         (["train", RECIPE], "training needs Linux, and this is Darwin"),
         (["worker", "tcp://127.0.0.1:4567"], "training needs Linux, and this is Darwin"),
-        (
-            ["eval", "calculator", "--model", f"vllm:{MODEL}"],
-            "serving a model with vLLM needs Linux, and this is Darwin",
-        ),
+        (["eval", "calculator", "--model", f"vllm:{MODEL}"], "a model with vLLM needs Linux, and this is Darwin"),
     ],
 )
 def test_what_needs_linux_says_so(mac: Mac, arguments: list[str], message: str) -> None:

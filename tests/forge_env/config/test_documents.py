@@ -165,18 +165,12 @@ def test_a_dataset_to_imitate_is_one_of_conversations(tmp_path: Path) -> None:
         ("training: {batch_size: 0}", "r.yaml:2: training.batch_size: should be greater than 0, not 0"),
         ("training: {dtype: half}", "r.yaml:2: training.dtype: should be"),
         ("training: 3", "r.yaml:2: training: should contain batch_size"),
-        (
-            "training: {gradient_accumulation_steps: x}",
-            "training.gradient_accumulation_steps: should be a number above 0",
-        ),
+        ("training: {gradient_accumulation_steps: x}", "accumulation_steps: should be a number above 0"),
         ("services: {generators: {}}", "services.generators: unknown key (did you mean services.generator?)"),
-        (
-            "services: {generator: {proc: 1}}",
-            "services.generator.proc: unknown key (did you mean services.generator.procs?)",
-        ),
+        ("services: {generator: {proc: 1}}", "services.generator.proc: unknown key (did you mean services"),
         (
             "generator: {procs: 1}\nservices: {generator: {procs: 2}}",
-            "means the same as generator.procs: give only one of them",
+            "means the same as generator.procs: give only one",
         ),
         ("training: {sync_interval: 4}\ngrpo: {max_off_policy_steps: 1}", "sync_interval must be at most"),
     ],

@@ -56,10 +56,7 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "grpo: {temperature: 3}\n", "grpo.temperature: should be less than or equal to 2, not 3"),
         (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore needs a curriculum: set order to curriculum"),
         (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s is below warn_s"),
-        (
-            MINIMAL + "sandbox: {engine: local, base_image: debian}\n",
-            "sandbox: base_image needs Docker: set engine to docker",
-        ),
+        (MINIMAL + "sandbox: {engine: local, base_image: debian}\n", "base_image needs Docker: set engine to docker"),
         (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: should be a mapping of keys to values"),
     ],
 )

@@ -174,11 +174,7 @@ SPELLINGS = [["--KEY", "3"], ["--KEY=3"], ["KEY=3"]]
         (["train", "coding_rlvr"], "grpo.stepz", "--grpo.stepz: unknown key (did you mean grpo.steps?)"),
         (["config", "coding_rlvr"], "grpo.stepz", "--grpo.stepz: unknown key (did you mean grpo.steps?)"),
         (["eval", "blackjack", "--model", "gold"], "epochz", "--epochz: unknown key (did you mean epochs?)"),
-        (
-            ["eval", "gsm8k", "--model", "gold"],
-            "dataset.pth",
-            "--dataset.pth: unknown key (did you mean dataset.path?)",
-        ),
+        (["eval", "gsm8k", "--model", "gold"], "dataset.pth", "dataset.pth: unknown key (did you mean dataset.path?)"),
         (["info", "gsm8k"], "dataset.pth", "--dataset.pth: unknown key (did you mean dataset.path?)"),
         (["validate", "gsm8k"], "max_turnz", "--max_turnz: unknown key (did you mean max_turns?)"),
         (["play", "gsm8k"], "max_turnz", "--max_turnz: unknown key (did you mean max_turns?)"),

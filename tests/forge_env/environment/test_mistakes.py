@@ -291,21 +291,13 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
     [
         ("import nothing_there\n", "ModuleNotFoundError: No module named 'nothing_there'", ""),
         ("class Env(\n", "SyntaxError: '(' was never closed (careless.py, line 1)\n", ""),
-        (
-            f"{CLASS}    def reward(self, task, answr): return 1.0\n",
-            "reward function 'reward' has an unknown parameter 'answr'",
-            "task,",
-        ),
+        (f"{CLASS}    def reward(self, task, answr): return 1.0\n", "has an unknown parameter 'answr'", "task,"),
         (
             f"{CLASS}    def reward(self, response, answer): return float(answer in response)\n",
             "reward function 'reward' takes `response` and `answer`, which are both the agent's reply",
             "use `target` instead of `answer`",
         ),
-        (
-            f"{CLASS}    reward = fe.rewards.ExactMatch\n",
-            "reward function 'ExactMatch' is a class",
-            "write ExactMatch()",
-        ),
+        (f"{CLASS}    reward = fe.rewards.ExactMatch\n", "'ExactMatch' is a class", "write ExactMatch()"),
         (f"{CLASS}    reward = 1.0\n", "1.0 is not a reward function", "give a function"),
         (f"{CLASS}    rubric = fe.Rubric([])\n", "a rubric without a reward function gives every episode 0", "give it"),
         (
@@ -335,11 +327,7 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
             "name the class, Env, not an object",
         ),
         (CLASS.replace("class Env", "class Envs"), "has no attribute 'Env'", "did you mean 'Envs'?"),
-        (
-            "import forge_env as fe\nfe.ToolEnviroment\n",
-            "'ToolEnviroment'; did you mean ToolEnvironment? [<module>",
-            "",
-        ),
+        ("import forge_env as fe\nfe.ToolEnviroment\n", "; did you mean ToolEnvironment? [<module>", ""),
         (f"{CLASS}    @fe.tools\n    def f(self): pass\n", "'module' object is not callable [Env (", "is @fe.tool;"),
         (f"{CLASS}    f = fe.tool(timeout=3)\n", "@fe.tool has no option 'timeout'", "did you mean 'timeout_s'?"),
         (f"{CLASS}    f = fe.tool('find')\n", "@fe.tool can't be put on a str", "write @fe.tool(name='find')"),

@@ -19,6 +19,8 @@ from forge_env.types import Branch, FunctionCall, Message, ToolCall, ToolSpec, c
 ASK, MORE = Message(role="user", content="Find it."), Message(role="user", content="Go on.")
 SYSTEM = Message(role="system", content="You search.")
 TOOLS = [ToolSpec(name="look")]
+KEPT = {"seat": "c1", "turns": 1, "messages": 3}
+"""What a branch keeps of a conversation whose second answer is changed."""
 
 
 def say(text: str) -> Message:
@@ -172,18 +174,10 @@ def test_tools_may_come_in_any_order() -> None:
             "the text of a tool was changed",
             {},
         ),
-        (
-            lambda history: [*history[:3], result(history[2], "something")],
-            "the text of a tool was changed",
-            {"seat": "c1", "turns": 1, "messages": 3},
-        ),
-        (lambda history: history[:4], "asked again", {"seat": "c1", "turns": 1, "messages": 3}),
+        (lambda history: [*history[:3], result(history[2], "something")], "the text of a tool was changed", KEPT),
+        (lambda history: history[:4], "asked again", KEPT),
         (lambda history: [*history[:4], say("Nowhere."), MORE], "an answer was changed", {}),
-        (
-            lambda history: [*history[:4], MORE, MORE],
-            "an answer was changed",
-            {"seat": "c1", "turns": 1, "messages": 3},
-        ),
+        (lambda history: [*history[:4], MORE, MORE], "an answer was changed", KEPT),
         (lambda history: [SYSTEM, ASK, say("In short: not here."), MORE], "history compacted", {}),
         (lambda history: [*history, say("I think..."), MORE], "the program spoke for the model", {}),
         (lambda history: [SYSTEM, replace(ASK, content="Find it!"), *history[2:], MORE], NEW, {}),

@@ -119,10 +119,7 @@ def endless(where: str, **options: Any) -> Endless:
         ("setup, plain", "Endless.setup blocked all other work for 0.3 s, in spin"),
         ("setup, async", "Endless.reset has not ended after 0.3 s on task 'train-0': it is in Endless.setup, in wait"),
         ("reward, plain", "reward function 'judged' blocked all other work for 0.3 s, in spin"),
-        (
-            "reward, async",
-            "Endless.step has not ended after 0.3 s on task 'train-0': it is in reward function 'judged', ",
-        ),
+        ("reward, async", "Endless.step has not ended after 0.3 s on task 'train-0': it is in reward function"),
         ("reward, async, together", "on task 'train-0': it is in reward function 'judged', in wait"),
         ("respond, plain", "Endless.respond blocked all other work for 0.3 s, in spin"),
         ("respond, async", "it is in Endless.respond, in wait"),

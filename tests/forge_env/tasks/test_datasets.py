@@ -251,11 +251,7 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
     ("name", "content", "expected"),
     [
         ("bad.jsonl", b'{"prompt": "a"}\n\n[1]\n', "line 3: a row is a JSON object"),
-        (
-            "latin.jsonl",
-            b'{"prompt": "a"}\n{"prompt": "\xe9"}\n',
-            r"latin.jsonl, line 2: not UTF-8: .*save it as UTF-8",
-        ),
+        ("latin.jsonl", b'{"prompt": "a"}\n{"prompt": "\xe9"}\n', r"line 2: not UTF-8: .*save it as UTF-8"),
         ("latin.json", b'[{"prompt": "\xe9"}]', r"latin.json: not UTF-8: .*save it as UTF-8"),
         ("latin.csv", b"prompt,gold\na,\xe9\n", r"latin.csv: not UTF-8: .*save it as UTF-8"),
         ("excel.csv", "prompt,gold\na,b\n".encode("utf-16"), "excel.csv: not UTF-8: .*iconv -f utf-16"),
@@ -268,11 +264,7 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
         ("two.csv", b"prompt,gold,gold\na,b,c\n", r"two.csv, line 1: several columns are called 'gold' .*rename"),
         ("two.jsonl", b'{"prompt": "a", "prompt": "b"}', "two.jsonl, line 1: several columns are called 'prompt'"),
         ("two.json", b'[{"prompt": "a", "x": {"k": 1, "k": 2}}]', "two.json: several columns are called 'k'"),
-        (
-            "ids.csv",
-            b"prompt,id\na,x\nb,y\nc,x\nd,x\n",
-            r"ids.csv: several rows have one id: 'x' \(rows 0, 2, 3\) .*id: null",
-        ),
+        ("ids.csv", b"prompt,id\na,x\nb,y\nc,x\nd,x\n", r"several rows have one id: 'x' \(rows 0, 2, 3\) .*id: null"),
         ("ids.jsonl", b'{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}', r"one id: '1' \(rows 0, 1\)"),
     ],
 )

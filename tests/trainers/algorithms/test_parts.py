@@ -236,11 +236,7 @@ def test_a_recipe_names_its_parts() -> None:
     ("section", "error", "said"),
     [
         (PartSection(name="group_means"), NotRegisteredError, "no advantage 'group_means'.*did you mean 'group_mean'"),
-        (
-            PartSection(name="turn_returns", options={"gama": 1}),
-            UsageError,
-            "options.gama: unknown key .did you mean grpo.advantage.options.gamma",
-        ),
+        (PartSection(name="turn_returns", options={"gama": 1}), UsageError, "options.gama: unknown key .did you mean"),
         (PartSection(name="turn_returns", options={"gamma": 2}), UsageError, "gamma=2 is not within"),
         (PartSection(name=f"{__name__}:episode", options={"reward": 1.0}), PluginError, "can't be called"),
         (PartSection(name="forge_env.masks:nothing"), PluginError, "can't be loaded"),

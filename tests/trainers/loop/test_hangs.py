@@ -56,6 +56,11 @@ def never(when: Callable[[Any, SamplingOptions], bool]) -> Actors:
     return {**STAND_INS, "Generator": Silent}
 
 
+def held_out(generator: Any, options: SamplingOptions) -> bool:
+    """Whether it is a request of an evaluation after the first update."""
+    return bool(generator._version > 0 and options.temperature == 0.5)
+
+
 def failures(events: list[Any]) -> list[str]:
     return [details for _, name, details in events if name == "failed"]
 
@@ -64,18 +69,10 @@ def failures(events: list[Any]) -> list[str]:
     ("when", "overrides", "saved"),
     [
         (lambda generator, _: generator.asked == 2, {}, []),
-        (
-            lambda generator, options: generator._version > 0 and options.temperature == 0.5,
-            {"evaluation.pinned": False},
-            [5],
-        ),
+        (held_out, {"evaluation.pinned": False}, [5]),
         # its weights are held: two more steps, until new ones have to reach the generators
-        (lambda generator, options: generator._version > 0 and options.temperature == 0.5, {}, [4]),
-        (
-            lambda generator, options: generator._version > 0 and options.temperature == 0.5,
-            {"evaluation.every": 0},
-            [5],
-        ),
+        (held_out, {}, [4]),
+        (held_out, {"evaluation.every": 0}, [5]),
     ],
     ids=["before training", "beside training", "beside training, pinned", "after training"],
 )
