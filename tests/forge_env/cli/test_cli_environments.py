@@ -47,15 +47,6 @@ def test_info_shows_options_tools_and_an_example(capsys: pytest.CaptureFixture[s
     assert {tool["name"] for tool in json.loads(capsys.readouterr().out)["tools"]} > {"add", "scale"}
 
 
-@pytest.mark.parametrize(
-    "arguments", [["info", "sum"], ["info", "sums", "max_turn=3"], ["validate", "sums", "--x", "1"]]
-)
-def test_usage_errors_name_the_fix(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    err = capsys.readouterr().err
-    assert "did you mean" in err or "known here: " in err
-
-
 def test_playing_at_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

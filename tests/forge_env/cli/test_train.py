@@ -62,11 +62,6 @@ def test_a_failure_is_one_message_and_a_log(recipe: Path, capfd: Capture) -> Non
     assert "Traceback" in (recipe.parent / "runs/first/run.log").read_text()
 
 
-def test_debug_shows_the_traceback(recipe: Path, capfd: Capture) -> None:
-    assert main(["train", "recipe.yaml", "method=tests.forge_env.cli.fake_trainer:fail", "--debug"]) == 1
-    assert "Traceback" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -94,11 +89,6 @@ def test_what_is_refused(recipe: Path, capfd: Capture, arguments: list[str], cod
     for text in said:
         assert text in err
     assert "Traceback" not in err
-
-
-def test_a_missing_file_is_usage(recipe: Path, capfd: Capture) -> None:
-    assert main(["train", "recpe.yaml"]) == 2
-    assert "did you mean 'recipe.yaml'?" in capfd.readouterr().err
 
 
 def refused(

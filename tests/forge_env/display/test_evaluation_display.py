@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import re
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -142,20 +139,6 @@ async def test_a_display_that_fails_ends_no_run(
     result = await Evaluation(config, stream=Gone(terminal=terminal)).run()
     assert (result.summary.status, result.error) == ("complete", None)
     assert "Display failed and was closed: BrokenPipeError" in (tmp_path / "out" / "run.log").read_text()
-
-
-@pytest.mark.slow
-def test_nobody_reading_stderr_ends_no_run(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "forge_env", "eval", "tests.forge_env.evaluation.toys:Sums", "--model", "gold"]
-    done = subprocess.run(
-        [*command, "--out", str(out)], stderr=writer, stdout=subprocess.PIPE, text=True, timeout=100, check=False
-    )
-    os.close(writer)
-    assert "1.000" in done.stdout
-    assert '"status": "complete"' in (out / "summary.json").read_text()
 
 
 def test_a_note_is_not_broken_in_two() -> None:
