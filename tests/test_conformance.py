@@ -70,9 +70,7 @@ def test_the_newest_releases_have_no_pins() -> None:
     assert venv.npm == "@some/kit plain early@0.2.0-beta.4"  # npm's newest release may be older than a pre-release
 
 
-def test_newest_results_stand_beside_those_recorded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newest_beside_recorded_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     checks = [
         conformance.Check(
             "tests/trainers/losses/test_losses_peers.py", "test_trls_losses_are_the_same", "failed", "moved", ""

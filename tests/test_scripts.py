@@ -99,9 +99,7 @@ def test_root_starts_a_daemon_which_is_stopped_at_the_end(checkout: Path) -> Non
 @pytest.mark.parametrize(
     ("answer", "environ", "starts"), [("y", {}, True), ("n", {}, False), ("", {}, False), ("n", {"YES": "1"}, True)]
 )
-def test_a_terminal_is_asked_before_a_daemon_starts(
-    checkout: Path, answer: str, environ: dict[str, str], starts: bool
-) -> None:
+def test_terminal_is_asked_before_a_daemon(checkout: Path, answer: str, environ: dict[str, str], starts: bool) -> None:
     stub(checkout / "stubs/dockerd", DOCKERD)
     ours, terminal = pty.openpty()
     try:
@@ -203,9 +201,7 @@ def test_what_is_added_for_amd_gpus_is_of_the_cuda_set_and_has_no_torch() -> Non
     ("failed", "again", "status", "runs", "flaky"),
     [(0, 0, 0, 1, False), (1, 0, 0, 2, True), (3, 0, 0, 2, True), (4, 0, 1, 1, False), (2, 1, 1, 2, False)],
 )
-def test_up_to_three_failed_tests_are_run_again(
-    checkout: Path, failed: int, again: int, status: int, runs: int, flaky: bool
-) -> None:
+def test_failed_tests_run_again(checkout: Path, failed: int, again: int, status: int, runs: int, flaky: bool) -> None:
     (checkout / "stubs/up").touch()
     cache = ".pytest_cache/v/cache"
     stub(

@@ -33,9 +33,7 @@ CORE, REST = "core or not slow", "not (core or not slow)"
         ("pytest.mark.stack", REST, False),
     ],
 )
-def test_modules_without_a_selected_test_are_ignored(
-    tmp_path: Path, pytestmark: str, expression: str, ignored: bool
-) -> None:
+def test_modules_without_selected_tests(tmp_path: Path, pytestmark: str, expression: str, ignored: bool) -> None:
     module = tmp_path / "test_it.py"
     module.write_text(f"import pytest\n\npytestmark = {pytestmark}\n")
     config = cast(Any, SimpleNamespace(getoption={"markexpr": expression}.__getitem__))

@@ -144,9 +144,7 @@ def test_an_unused_name_is_found(tmp_path: Path) -> None:
     assert unused(tmp_path / "run") != first
 
 
-def test_lines_are_held_while_a_disk_has_no_inode_for_their_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_held_while_a_disk_has_no_inode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -88,9 +88,7 @@ def test_a_process_sees_its_gpus_by_the_names_that_their_libraries_read() -> Non
         ("not a module", None),
     ],
 )
-def test_what_torch_is_built_for_is_read_in_its_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, build: str | None
-) -> None:
+def test_build_of_torch_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, build: str | None) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('it would take seconds')")
     (tmp_path / "torch" / "version.py").write_text(text)

@@ -201,9 +201,7 @@ def test_trajectories_that_are_a_folder_elsewhere_are_not_listed(made: Path, tmp
     assert run.problems == [f"{root}/trajectories is a link to {tmp_path}/elsewhere, outside of {root}"]
 
 
-def test_a_folder_that_may_not_be_read_hides_no_other(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folder_hides_no_other(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("good", "locked"):
         shutil.copytree(made, tmp_path / "runs" / name)
     stat = Path.stat
@@ -219,9 +217,7 @@ def test_a_folder_that_may_not_be_read_hides_no_other(
 
 
 @pytest.mark.parametrize("command", ["show", "show --format html", "show --follow", "trajectory"])
-def test_commands_name_the_file_and_end(
-    made: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_name_the_file(made: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "run"
     shutil.copytree(made, root)
     (root / "run.log").unlink()
@@ -231,9 +227,7 @@ def test_commands_name_the_file_and_end(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, link_out])
-def test_no_command_reads_episodes_from_elsewhere(
-    tmp_path: Path, make: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_episodes_elsewhere(tmp_path: Path, make: Callable[[Path], object], capsys: pytest.CaptureFixture[str]) -> None:
     root, good = evaluation(tmp_path / "bad", tasks=2), evaluation(tmp_path / "good", tasks=2)
     (root / "trajectories" / "eval.jsonl").unlink()
     make(root / "trajectories" / "eval.jsonl")

@@ -174,18 +174,14 @@ def test_a_folder_that_hides_ours_is_explained(tmp_path: Path, package: bool) ->
         assert done.stdout.strip() == "None None"  # a plain folder gives way to an installed package
 
 
-def test_a_plain_folder_that_hides_an_installed_package_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_folder_hiding_a_package_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "third_party_folder").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PluginError, match=r"the folder .*third_party_folder hides the installed package.*rename"):
         plugins.load_plugin(registry.GROUP, "third_party_folder:Env")
 
 
-def test_a_module_that_never_ends_is_broken_off_by_whoever_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_module_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is thrown into code that holds everything up is not the module's own failure."""
     (tmp_path / "endless_plugin.py").write_text("from forge_env.errors import HeldUpError\nraise HeldUpError('loops')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -124,7 +124,7 @@ def test_a_sample_of_an_evaluation_has_its_task_as_group_and_its_epoch_as_member
 
 
 @given(episodes=st.lists(trajectories(), max_size=4))
-def test_rows_come_from_the_index_as_from_the_records(
+def test_index_and_records_give_equal_rows(
     episodes: list[Trajectory], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("index") / "a.jsonl"
@@ -144,9 +144,7 @@ def test_rows_come_from_the_index_as_from_the_records(
     half=st.booleans(),
     part=st.sampled_from([1, 500, module.PART]),
 )
-def test_whatever_happens_to_the_index_every_record_has_its_row(
-    keep: list[str], half: bool, part: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_rows_of_any_index(keep: list[str], half: bool, part: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("index") / "a.jsonl"
     with TrajectoryWriter(path) as writer:
         for number in range(5):

@@ -146,9 +146,7 @@ async def test_what_cant_be_built_is_told_with_its_line(engine: SandboxEngine) -
     assert "task 'needs_packages' can't be played here: an image could not be built" in (episode.error or "")
 
 
-def test_validate_tells_what_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_omitted_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(TASKS / "two_services", tmp_path / "two_services")
     assert main(["validate", f"harbor:{tmp_path}"]) == 1
     said = capsys.readouterr().out
@@ -428,9 +426,7 @@ def test_where_tests_in_an_environment_of_their_own_run(tmp_path: Path) -> None:
         ("[verifier.environment]\nmemory = '1G'\n", None, "/app"),
     ],
 )
-def test_an_environment_of_the_tests_in_the_settings(
-    tmp_path: Path, settings: str, image: str | None, workdir: str
-) -> None:
+def test_environment_of_tests_in_the_settings(tmp_path: Path, settings: str, image: str | None, workdir: str) -> None:
     place = separate(tmp_path, settings)
     assert (place.image, place.workdir) == (image or str(tmp_path / "one/environment"), workdir)
     assert place.has_tests == (image is not None)

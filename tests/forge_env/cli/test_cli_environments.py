@@ -47,9 +47,7 @@ def test_info_shows_options_tools_and_an_example(capsys: pytest.CaptureFixture[s
     assert {tool["name"] for tool in json.loads(capsys.readouterr().out)["tools"]} > {"add", "scale"}
 
 
-def test_playing_at_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_play_in_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def type_in(text: str) -> None:
         (tmp_path / "typed").write_text(text)
         monkeypatch.setattr("sys.stdin", (tmp_path / "typed").open())

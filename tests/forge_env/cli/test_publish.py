@@ -125,9 +125,7 @@ def test_a_run_is_uploaded_with_a_card_of_its_record(hub: Hub, tmp_path: Path) -
     assert files["curves.png"].startswith(b"\x89PNG")
 
 
-def test_a_public_repository_is_refused_unless_it_is_asked_for(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_public_repository_must_be_requested(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, hub.public = make_run(tmp_path / "first").root, True
     assert main(["export", str(run), "hub:me/first", "--format", "run"]) == 2
     assert "me/first is public" in capsys.readouterr().err
@@ -150,9 +148,7 @@ def test_a_package_with_a_link_that_leaves_it_is_refused(tmp_path: Path, capsys:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"openenv.yaml", "README.md"}
 
 
-def test_a_model_is_uploaded_with_a_card_of_the_run_that_trained_it(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_card_describes_its_run(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "first").root
 
     def exporter(source: Path, out: Path, **_: object) -> Path:
@@ -211,9 +207,7 @@ def test_what_the_hub_refuses_is_said_in_a_line(
         (["hub:me/it", "--format", "environment"], "no package with openenv.yaml"),
     ],
 )
-def test_mistakes_are_reported_before_anything_is_sent(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
+def test_mistakes_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(["export", str(tmp_path), *arguments]) == 2
     assert said in capsys.readouterr().err
 

@@ -187,9 +187,7 @@ def test_an_evaluation_writes_none(
             assert f"(redacted {name})" in recorded
 
 
-def test_a_resumed_evaluation_needs_them_again(
-    endpoint: str, tmp_path: Path, planted: pytest.MonkeyPatch, capfd: Capture
-) -> None:
+def test_resuming_needs_secrets(endpoint: str, tmp_path: Path, planted: pytest.MonkeyPatch, capfd: Capture) -> None:
     command = evaluation(endpoint, tmp_path, "talk")
     assert main(command) == 1
     capfd.readouterr()
@@ -243,9 +241,7 @@ def test_addresses_that_hold_one_are_refused(
         [f"extra={{token: {SECRETS['extra']}"],
     ],
 )
-def test_what_is_refused_shows_none(
-    words: list[str], tmp_path: Path, planted: pytest.MonkeyPatch, capfd: Capture
-) -> None:
+def test_refusals_show_none(words: list[str], tmp_path: Path, planted: pytest.MonkeyPatch, capfd: Capture) -> None:
     (tmp_path / "empty").touch()
     assert main(["eval", ENVIRONMENT, "-m", "m", *words, "--out", str(tmp_path / "out")]) == 2
     assert "hf_Abcdef" not in check_clean(tmp_path, capfd)
@@ -270,9 +266,7 @@ async def leak(run: Run) -> None:
 
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
-def test_a_training_run_writes_none(
-    debug: list[str], recipe: Path, planted: pytest.MonkeyPatch, capfd: Capture
-) -> None:
+def test_training_writes_none(debug: list[str], recipe: Path, planted: pytest.MonkeyPatch, capfd: Capture) -> None:
     recipe.write_text(
         f"environment:\n  name: {ENVIRONMENT}\n  options:\n    judge_token: {SECRETS['option']}\n"
         f"method: {__name__}:leak\n"

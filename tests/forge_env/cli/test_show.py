@@ -49,9 +49,7 @@ def hostile(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunF
     return RunFolder(shutil.copytree(made / "hostile", tmp_path / "hostile"))
 
 
-def test_the_four_answers_are_shown_and_the_result_is_last(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_four_answers_then_the_result(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(folder.root)]) == 0
     shown = capsys.readouterr().out
     questions = [
@@ -217,9 +215,7 @@ def test_hostile_episodes_do_nothing_in_a_report(hostile: RunFolder, capsys: pyt
 @pytest.mark.parametrize(
     "words", ["show", "show --follow", "show --format md", "trajectory", "trajectory train-0-3"], ids=str
 )
-def test_hostile_episodes_do_nothing_on_a_terminal(
-    words: str, hostile: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_episodes_on_a_terminal(words: str, hostile: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     command, *options = words.split()
     assert main([command, str(hostile.root), *options]) == 0
     shown = capsys.readouterr().out
@@ -264,9 +260,7 @@ def test_a_folder_of_damaged_files_is_told_of(options: str, tmp_path: Path, caps
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_lines_of_metrics_that_are_damaged_cost_themselves_only(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_lines_of_metrics(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     odd = {"step": 3, "eval/eval/score": 10**400, "eval/eval/stderr": "much", "time": [1]}
     with folder.metrics.open("ab") as file:
         file.write(b'{"step": 11, "\xc8": 1}\n\xff\n' + b"[" * 100_000 + b"\n")
@@ -277,16 +271,14 @@ def test_lines_of_metrics_that_are_damaged_cost_themselves_only(
 
 
 @pytest.mark.parametrize("value", ["long", [], {"a": 1}, True, -1, float("nan"), 10**30, None])
-def test_a_summary_that_no_run_writes_costs_its_own_lines_only(
-    value: object, folder: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_summary(value: object, folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["wall_s", "environments", "environment", "model", "steps", "heldout", "warnings", "stages", "exit", "seed"]
     folder.summary.write_text(json.dumps(dict.fromkeys(names, value)))
     for options in ("", "--format html", "--format md", "--follow"):
         assert main(["show", str(folder.root), *options.split()]) == 0, options
 
 
-def test_an_evaluation_that_goes_on_shows_its_score_so_far(
+def test_running_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))

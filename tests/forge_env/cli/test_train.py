@@ -156,9 +156,7 @@ def test_min_gpus_is_a_bound_below_which_nothing_starts(
     assert (recipe.parent / "runs").exists() == (code == 0)
 
 
-def test_the_recipe_may_come_from_the_environment(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
+def test_recipe_from_the_environment(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     monkeypatch.delenv("CONFIG_FILE", raising=False)
     assert main(["train", "--name", "none"]) == 2
     assert "FILE is missing" in capfd.readouterr().err

@@ -56,9 +56,7 @@ def test_one_episode_is_shown_in_full_and_moves_no_cursor(folder: Path, capsys: 
         (["trajectory", "{}", "fourth"], "has no episode 'fourth'"),
     ],
 )
-def test_what_is_not_there_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_missing_episodes(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     assert main([word.format(folder) for word in words]) == 2
     assert message in capsys.readouterr().err
 
@@ -72,9 +70,7 @@ def test_a_damaged_line_is_told_and_the_others_are_shown(folder: Path, capsys: p
     assert "line 1 is not a trajectory" in err
 
 
-def test_a_record_of_a_newer_version_is_told_and_the_others_are_shown(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_newer_records_are_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "trajectories" / "train.jsonl"
     path.write_bytes(b'{"schema":99,"id":"later"}\n' + b"[" * 100_000 + b"\n" + path.read_bytes())
     for words in (["trajectory", str(folder)], ["export", "--format", "atif", str(path), str(folder / "out")]):

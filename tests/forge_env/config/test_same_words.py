@@ -200,9 +200,7 @@ def test_options_in_a_file_are_named_with_their_line(tmp_path: Path, capsys: pyt
     assert "e.yaml:6: environments.1.options.max_turnz: unknown key" in capsys.readouterr().err
 
 
-def test_a_key_of_the_evaluation_and_of_the_environment_has_to_be_told_apart(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_ambiguous_key_of_evaluation_and_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "blackjack", "--model", "gold", "seed=3"]) == 2
     assert "write --seed VALUE for the one, blackjack.seed=VALUE for the other" in capsys.readouterr().err
 

@@ -194,9 +194,7 @@ def test_calls_of_one_message_are_told_apart(tmp_path: Path) -> None:
     assert [number for number, call in enumerate(calls) if is_clear(call)] == [2]  # the first call of the second turn
 
 
-def test_a_call_that_is_always_made_has_no_credit_and_this_is_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inevitable_call_has_no_credit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = recorded(tmp_path / "e", "stubborn")
     content = credit(root, episodes(root)[0])
     assert values(content) == [0.0] * ROOMS
@@ -204,9 +202,7 @@ def test_a_call_that_is_always_made_has_no_credit_and_this_is_noted(
     assert "turn 1 and 4 more: every continuation made the same call again" in capsys.readouterr().out
 
 
-def test_credits_end_where_the_environment_answers_differently(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_credits_end_where_answers_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Vault.answers = {4: [f"It is {time}." for time in range(20)]}
     root = recorded(tmp_path / "e")
     Vault.answers = {4: [f"It is {time}." for time in range(20, 1000)]}

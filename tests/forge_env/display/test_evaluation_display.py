@@ -48,9 +48,7 @@ class Screen(io.StringIO):
 
 
 @pytest.mark.parametrize("live", [True, False])
-async def test_errors_and_requests_in_flight_show_before_any_sample_is_done(
-    live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_early_errors_and_requests_show(live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(displays, "QUIET_S", 0.01)
 
     def behave(request: dict[str, Any], n: int) -> Any:
@@ -124,9 +122,7 @@ async def test_only_the_event_loop_draws(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-async def test_a_display_that_fails_ends_no_run(
-    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failing_display_ends_no_run(terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(displays, "QUIET_S", 0.0)
 
     class Gone(Screen):
@@ -181,9 +177,7 @@ COLUMNS = ["environment", "tasks", "samples", "solved", "95 % interval", "lost"]
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 160])
-def test_no_table_is_wider_than_the_terminal_and_the_result_is_last(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     row = ["coding_rlvr/repository (eval)", "128", "512", "0.812 ± 0.013", "0.786 to 0.836", "0"]
     result = Table("model", COLUMNS, [row], ["lost", "tasks", "samples", "95 % interval"])

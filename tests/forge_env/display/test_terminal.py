@@ -63,9 +63,7 @@ def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder,
         assert part in text
 
 
-def test_the_live_panel_is_calm_at_80_columns(
-    config: RunConfig, folder: RunFolder, state: RunState, clock: Clock
-) -> None:
+def test_live_panel_is_calm_at_80_columns(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
     """Each thing has one line, whatever there is to say; the curves are whole."""
     run = Run(config, folder, state=state)
     for stage in ("sandbox", "model", "trainer", "warm-up", "generator", "evaluation", "training"):
@@ -114,9 +112,7 @@ def test_a_terminal_that_is_gone_ends_no_run(
     ]
 
 
-def test_a_mistake_in_what_is_drawn_is_in_the_log_with_its_place(
-    state: RunState, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_display_bug_is_logged_with_its_place(state: RunState, caplog: pytest.LogCaptureFixture) -> None:
     events = Events(open_display(TrainingView(state), io.StringIO()))
     events.note(None)
     (record,) = caplog.records

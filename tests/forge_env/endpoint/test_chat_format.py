@@ -63,9 +63,7 @@ def test_a_bundled_model_does_not_think() -> None:
 
 @pytest.mark.parametrize(("renderer", "tools"), [("qwen3", "hermes"), ("prime-qwen3", "qwen3_coder")])
 @pytest.mark.parametrize("thinking", [True, False])
-def test_a_runs_checkpoint_has_the_format_of_its_recipe(
-    renderer: str, tools: str, thinking: bool, tmp_path: Path
-) -> None:
+def test_checkpoint_has_the_format_of_its_recipe(renderer: str, tools: str, thinking: bool, tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "run" / "checkpoints" / "step-000010" / "model", model_type="qwen3")
     recipe = f"model: {{renderer: {renderer}, thinking: {str(thinking).lower()}}}\n"
     (tmp_path / "run" / "config.yaml").write_text(recipe)

@@ -319,9 +319,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, monkey
 
 
 @pytest.mark.parametrize("status", [404, 429, 500, 503])
-async def test_a_list_that_cannot_be_had_now_is_no_reason_not_to_ask(
-    status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unavailable_list_of_models(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.forge_env.endpoint.server.NO_LIST", http({"error": {"message": "not now"}}, status))
     async with Server(lambda request, n: GOOD) as server, policy_for(server) as policy:
         await policy.check()

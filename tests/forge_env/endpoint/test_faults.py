@@ -249,9 +249,7 @@ async def test_a_certificate_that_is_not_to_be_trusted(
     assert server.requests == []
 
 
-async def test_the_file_of_ones_own_authority_is_trusted(
-    certificate: Any, monkeypatch: pytest.MonkeyPatch, out: Path
-) -> None:
+async def test_own_authority_is_trusted(certificate: Any, monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
     path, context = certificate(days=9)
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     async with Server(right, tls=context) as server:

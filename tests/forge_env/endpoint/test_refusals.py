@@ -144,9 +144,7 @@ async def test_an_endpoint_that_has_moved_says_where(status: int, location: str,
     assert result.summary.environments["Sums"].invalid == {"RedirectedError": 1}
 
 
-async def test_an_endpoint_that_has_moved_is_said_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_moved_endpoint_is_named_early(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = http(b"", 308, {"location": "https://new.example/v1/models"})
     monkeypatch.setattr("tests.forge_env.endpoint.server.NO_LIST", moved)
     async with (

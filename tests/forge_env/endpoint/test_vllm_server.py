@@ -78,9 +78,7 @@ async def test_a_server_that_fails_to_start_says_why(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("build", "whole"), [("train-cpu", True), ("train-gpu", False)])
-def test_requests_with_seeds_do_not_end_a_server_on_a_cpu(
-    build: str, whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_do_not_end_a_server_on_a_cpu(build: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """There, vLLM can't go back in a request's seed when it has prefilled a piece of its prompt."""
     from forge_env.endpoint import vllm_server
 
@@ -94,9 +92,7 @@ def test_requests_with_seeds_do_not_end_a_server_on_a_cpu(
 @pytest.mark.parametrize(
     ("build", "fast", "dtype"), [("train-cpu", False, True), ("train-cpu", True, False), ("", False, False)]
 )
-def test_a_processor_computes_in_the_precision_that_is_fast_on_it(
-    build: str, fast: bool, dtype: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_precision_of_a_processor(build: str, fast: bool, dtype: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from forge_env.endpoint import vllm_server
 
     monkeypatch.setattr(vllm_server, "check_checkpoint", lambda model: model)
@@ -165,9 +161,7 @@ Server(sys.argv[1], Handler).serve_forever()
         ("os.kill(os.getpid(), signal.SIGKILL)", r"exit code 137 \(killed by SIGKILL\): "),
     ],
 )
-async def test_a_server_that_ends_during_the_run_is_named(
-    end: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_ends_during_the_run(end: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, however patient the requests are."""
     import forge_env as fe
     from forge_env.endpoint import vllm_server

@@ -275,9 +275,7 @@ async def test_a_program_that_hangs_after_an_answer_is_ended(engine: SandboxEngi
     assert trajectory.final_observation[0].content.startswith("[the program has ended]\nwaiting\n")
 
 
-async def test_a_program_whose_requests_are_all_refused_is_stopped(
-    engine: SandboxEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_program_of_refused_requests_is_stopped(engine: SandboxEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forge_env.http.limits.MAX_REFUSED", 5)
     mischievous = """
 from asking import *

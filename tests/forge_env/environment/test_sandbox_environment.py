@@ -172,9 +172,7 @@ class Repaired(fe.SandboxEnvironment):
 
 
 @pytest.mark.parametrize(("command", "shares"), [("true", (0.5, 0.0)), ("sed -i s/1/2/ own.py", (1.0, 1.0))])
-async def test_hidden_tests_judge_what_was_left_in_a_fresh_sandbox(
-    engine: SandboxEngine, command: str, shares: tuple[float, float]
-) -> None:
+async def test_hidden_tests_in_fresh_sandbox(engine: SandboxEngine, command: str, shares: tuple[float, float]) -> None:
     seen: list[float] = []
 
     async def judged(env: Repaired) -> float:
@@ -215,9 +213,7 @@ async def test_hidden_tests_judge_what_was_left_in_a_fresh_sandbox(
     ],
     ids=["locked", "deep", "a pipe", "a loop", "too much"],
 )
-async def test_whatever_an_agent_leaves_its_episode_is_scored(
-    engine: SandboxEngine, leave: str, reward: float, not_moved: float | None
-) -> None:
+async def test_leftovers_are_scored(engine: SandboxEngine, leave: str, reward: float, not_moved: float | None) -> None:
     """It can neither have the episode left out of statistics nor its task set aside."""
 
     async def judged(env: Repaired) -> float:
@@ -246,9 +242,7 @@ COMPARED = "from own import Box\ndef test(): assert Box() == Box()\n"
     [("def f(): return 1\n", BESIDE), ("class Box:\n    def __eq__(self, other): return True\n", COMPARED)],
     ids=["beside", "apart"],
 )
-async def test_a_score_that_is_not_cheat_proof_is_counted_or_refused(
-    engine: SandboxEngine, code: str, tests: str
-) -> None:
+async def test_scores_that_are_not_cheat_proof(engine: SandboxEngine, code: str, tests: str) -> None:
     class Judged(Repaired):
         rubric = fe.Rubric(lambda env: judged(env))
 

@@ -56,9 +56,7 @@ Behave = Callable[[dict[str, Any], int], Any]
 
 @pytest.mark.parametrize("behave", [alone, together, output])
 @pytest.mark.parametrize("limit", [CONTEXT - 10, CONTEXT, CONTEXT + 1, 4000])
-async def test_a_token_limit_near_or_above_the_context_truncates_nothing(
-    behave: Behave, limit: int, tmp_path: Path
-) -> None:
+async def test_token_limit_near_or_above_the_context(behave: Behave, limit: int, tmp_path: Path) -> None:
     async with Server(behave) as server:
         result = await fe.evaluate_async(
             Sums, "m", base_url=server.url, out=tmp_path / "out", token_limit=limit, **QUICK

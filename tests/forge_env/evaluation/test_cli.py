@@ -294,9 +294,7 @@ def test_lost_samples_are_exit_code_1(out: str, capsys: Any) -> None:
     assert f"run them again with forge-env eval --out {out} --resume" in captured.err
 
 
-def test_a_run_in_which_nothing_happened_leaves_no_folder(
-    tmp_path: Path, capsys: Any, clean_environ: pytest.MonkeyPatch
-) -> None:
+def test_empty_run_leaves_no_folder(tmp_path: Path, capsys: Any, clean_environ: pytest.MonkeyPatch) -> None:
     clean_environ.chdir(tmp_path)
     assert main(["eval", TOY, "--model", "m", "--base-url", "http://127.0.0.1:9/v1"]) == 1
     assert "start the server, or check --base-url" in capsys.readouterr().err

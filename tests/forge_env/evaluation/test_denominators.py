@@ -174,9 +174,7 @@ def test_bugs_of_the_environment_are_within_the_bounds(tmp_path: Path) -> None:
     st.floats(0.1, 10),
     st.lists(st.floats(0, 1), min_size=20),
 )
-def test_no_possible_score_of_what_was_lost_is_outside_the_bounds(
-    scores: list[float], unscored: int, highest: float, shares: list[float]
-) -> None:
+def test_bounds_cover_every_score(scores: list[float], unscored: int, highest: float, shares: list[float]) -> None:
     found = bounds(scores, unscored, highest=highest)
     whole = [*scores, *(share * highest for share in shares[:unscored])]
     assert found[0] - 1e-9 <= sum(whole) / len(whole) <= found[1] + 1e-9

@@ -59,9 +59,7 @@ def test_the_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(scope["frame"]) == 20
 
 
-def test_the_readme_prints_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readme_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[3] / "README.md").read_text(), re.DOTALL)
     exec(program, {"__name__": "__main__"})

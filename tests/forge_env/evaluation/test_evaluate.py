@@ -382,9 +382,7 @@ def test_scoring_again_and_comparing(out: Path, monkeypatch: pytest.MonkeyPatch)
     assert (difference.tasks, difference.better, difference.worse) == (12, 6, 6)
 
 
-def test_scoring_again_keeps_truncations_and_sees_other_tool_answers(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rescoring_keeps_truncations_and_sees_other_tool_answers(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fe.evaluate("tests.forge_env.evaluation.toys:Sums", Counted(5), num_tasks=2, turn_limit=3, out=out)
     same = asyncio.run(rescore(out, out.with_name("same")))
     assert [sample.truncation for sample in same.result.samples] == ["turns", "turns"]
@@ -465,9 +463,7 @@ def test_an_interrupt_in_a_notebook_gives_up_the_evaluation(out: Path) -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_an_interrupt_while_the_thread_of_a_notebook_starts_is_not_lost(
-    begun: bool, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_as_a_notebooks_thread_starts(begun: bool, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may come before `start` has returned: when the thread plays already, and when it has yet to begin."""
     playing, start, threads = threading.Event(), threading.Thread.start, []
 
@@ -566,9 +562,7 @@ def test_a_task_with_half_a_surrogate_pair_is_recorded(more: dict[str, Any], tmp
 
 @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
 @pytest.mark.parametrize("when", [3, 12])
-def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_samples_saved_elsewhere(
-    out: Path, how: str, when: int
-) -> None:
+def test_samples_of_a_lost_folder_are_saved_elsewhere(out: Path, how: str, when: int) -> None:
     played = 0
 
     def answer(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:

@@ -51,9 +51,7 @@ async def test_a_program_in_node_asks_a_real_server(agents: ModuleType, engine: 
     await played(lambda: agents.Agents(config, sandboxes=engine))
 
 
-def test_the_pages_evaluation_asks_a_real_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pages_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """ "Bring your agent": its script, environment and command, to which only the server's names are told."""
     require("local")
     text = PAGE.read_text()

@@ -84,9 +84,7 @@ def test_a_recorded_run_has_difficulty_and_signal(tmp_path: Path) -> None:
     assert grade.as_json()["recorded"]["solved"]["t-1"] == (3, 4)
 
 
-def test_a_recorded_run_is_read_before_the_grade(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_is_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("forge_env.cli.grade._grade", lambda *args: pytest.fail("graded"))
     (tmp_path / "run").mkdir()
     assert main(["grade", "calculator", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 2

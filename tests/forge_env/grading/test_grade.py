@@ -236,9 +236,7 @@ def grade(tmp_path: Path, name: str, *more: str) -> tuple[int, dict[str, object]
     return code, json.loads((tmp_path / "grade.json").read_text())
 
 
-def test_numbers_are_graded_and_the_exit_code_follows_the_share(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_and_exit_code_of_a_grade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, weak = grade(tmp_path, "Sums", "--fail-under", "90")
     assert code == 1
     assert weak["schema"] == 1

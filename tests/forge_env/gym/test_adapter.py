@@ -230,9 +230,7 @@ async def test_a_game_that_no_valid_move_was_made_in_is_not_called_sound(monkeyp
     assert (await moves()).status == "open"
 
 
-def test_nothing_is_called_solved_if_the_highest_reward_is_unknown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_highest_reward_solves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     why = "the maximum reward is unknown, so no task counts as solved"
     command = ["eval", "gymnasium", "--model", "random", "-n", "2", "--env_id", NAME]
     assert main([*command, "--out", str(tmp_path / "unknown")]) == 0

@@ -61,9 +61,7 @@ def counted(value: Any) -> tuple[int, int, int]:
 
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]), st.sampled_from([(",", ":"), (" ,\n", "\t: ")]))
-def test_structure_is_that_of_the_parsed_value(
-    value: Any, ascii_only: bool, indent: int | None, separators: tuple[str, str]
-) -> None:
+def test_structure_of_any_value(value: Any, ascii_only: bool, indent: int | None, separators: tuple[str, str]) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent, separators=separators).encode()
     items, empty, depth = counted(json.loads(text))
     assert structure(text) == (items - 1 + empty, depth)

@@ -37,9 +37,7 @@ def register() -> Iterator[Callable[[type[fe.Environment]], None]]:
     registry.unregister("judged")
 
 
-def test_an_episode_that_is_lost_at_its_end_has_no_reward(
-    register: Callable[[type[fe.Environment]], None],
-) -> None:
+def test_episode_lost_at_its_end_has_no_reward(register: Callable[[type[fe.Environment]], None]) -> None:
     register(Judged)
     episode = environment_factory("judged")()
     episode.reset()

@@ -68,9 +68,7 @@ def test_train_submits_and_follows_where_it_is_not_in_a_job(stand_in: Stand, cap
     assert "resume" in capfd.readouterr().err
 
 
-def test_in_a_job_a_run_is_no_other_job(
-    stand_in: Stand, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_run_inside_a_job(stand_in: Stand, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     folder = stand_in("sbatch", SBATCH)
     stand_in("scontrol", "#!/bin/bash\necho no such list >&2\nexit 1\n")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
@@ -106,9 +104,7 @@ def test_with_skypilot(stand_in: Stand, capfd: pytest.CaptureFixture[str]) -> No
     assert "sky launch -y -c coding-rlvr job.sky.yaml --secret HF_TOKEN\n" in capfd.readouterr().out
 
 
-def test_without_the_platforms_program_nothing_is_written(
-    stand_in: Stand, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_platform(stand_in: Stand, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     folder = stand_in("other", SKY)
     monkeypatch.setenv("PATH", str(folder / "bin"))
     assert main(["job", "coding_rlvr", "--job.kind", "slurm", "--submit"]) == 1
@@ -130,9 +126,7 @@ def test_ctrl_c_ends_what_follows_and_not_the_job(stand_in: Stand, monkeypatch: 
     assert not psutil.wait_procs([waits], timeout=60)[1]
 
 
-def test_ctrl_c_while_what_follows_is_started_ends_it_too(
-    stand_in: Stand, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_early_ctrl_c(stand_in: Stand, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     stand_in("sbatch", "#!/bin/bash\nexec sleep 1000\n")
     started = []
 

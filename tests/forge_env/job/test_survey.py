@@ -92,9 +92,7 @@ async def test_a_host_on_which_it_would_be_another_run_is_refused_by_name(
             await survey.survey(recipe(address, tmp_path), tmp_path / "run")
 
 
-async def test_a_model_that_a_host_does_not_see_is_to_be_staged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_model_that_a_host_lacks_is_staged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -179,9 +177,7 @@ async def test_all_that_do_not_answer_are_named() -> None:
     assert found.monarch == "service"
 
 
-async def test_a_certificate_for_another_address_is_refused_and_the_reason_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_certificate_for_another_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in certificates(tmp_path).items():
         monkeypatch.setenv(name, value)
     good = free_address()._replace(scheme="tls")

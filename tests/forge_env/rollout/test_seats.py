@@ -97,9 +97,7 @@ ROUNDS = st.lists(st.tuples(st.sampled_from(SEATS), PAY), min_size=1, max_size=1
 
 @pytest.mark.asyncio(loop_scope="module")
 @given(ROUNDS, st.sets(st.sampled_from(SEATS), max_size=2))
-async def test_every_token_is_trained_once_at_the_seat_that_said_it(
-    rounds: list[tuple[str, dict[str, float]]], others: set[str]
-) -> None:
+async def test_tokens_are_trained_at_their_seat(rounds: list[tuple[str, dict[str, float]]], others: set[str]) -> None:
     order, pay = [seat for seat, _ in rounds], [own for _, own in rounds]
     env, policy, opponent = Round(order, pay), Counting(), Counting()
     opponent.next = 1_000_000

@@ -127,9 +127,7 @@ class TestWatchdog:
 
 
 @given(ends=st.lists(st.floats(0, 1e5), min_size=2, max_size=20), start=st.floats(0, 1e6))
-def test_spans_of_a_track_never_overlap(
-    ends: list[float], start: float, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_spans_never_overlap(ends: list[float], start: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Perfetto drops those that do, be it by a nanosecond."""
     path = tmp_path_factory.mktemp("timeline") / "timeline.json"
     timeline, moments = Timeline(path, start), sorted(start + end for end in ends)

@@ -76,9 +76,7 @@ def test_success_leaves_a_complete_folder(config: RunConfig, folder: RunFolder) 
     assert not re.search(r'(?:src|href)="(?!#|data:)', page), "it loads nothing"
 
 
-def test_output_of_every_process_goes_to_the_log(
-    config: RunConfig, folder: RunFolder, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_all_output_goes_to_the_log(config: RunConfig, folder: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
     async def noisy(run: Run) -> None:
         print("from python")
         await asyncio.to_thread(subprocess.run, ["sh", "-c", "echo from a child; echo an error >&2"], check=True)
@@ -107,9 +105,7 @@ def test_failure_is_recorded_with_its_traceback(config: RunConfig, folder: RunFo
     assert "RuntimeError: boom" in folder.report.read_text()
 
 
-def test_a_full_disk_is_the_cause_that_is_named(
-    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_named_as_cause(config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(run: Run) -> None:
         await learn(run)
         raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
@@ -156,9 +152,7 @@ def test_a_missing_permission_is_named_with_its_fix(config: RunConfig, folder: R
     )
 
 
-def test_a_run_whose_summary_finds_no_room_at_its_end_fails(
-    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_for_the_summary_fails(config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -445,9 +439,7 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("how", LOSSES)
 @pytest.mark.parametrize("when", [1, 3])
-def test_a_folder_that_is_lost_meanwhile_is_noticed_and_the_run_saved_elsewhere(
-    config: RunConfig, folder: RunFolder, how: str, when: int
-) -> None:
+def test_run_of_a_lost_folder_is_saved_elsewhere(config: RunConfig, folder: RunFolder, how: str, when: int) -> None:
     """`rm -rf runs/X` ended with exit code 0 and "done: 6 steps"."""
     config.logging.trajectories = "all"
     original = folder.root
@@ -519,9 +511,7 @@ def test_a_failure_after_the_folder_is_gone_does_not_hide_that(config: RunConfig
 
 
 @pytest.mark.parametrize("error", [UsageError("no such model"), RuntimeError("the weights lack a tensor")])
-def test_a_run_that_recorded_nothing_leaves_its_log_and_its_name(
-    config: RunConfig, folder: RunFolder, error: Exception
-) -> None:
+def test_empty_run_leaves_its_log_and_name(config: RunConfig, folder: RunFolder, error: Exception) -> None:
     """A model that can't be loaded left a folder whose last line advised `--resume`."""
 
     async def fail(run: Run) -> None:

@@ -23,9 +23,7 @@ from forge_env.trajectory_index import is_index
 from tests.forge_env.run.conftest import Clock, plain_run
 
 
-def test_the_summary_is_made_from_what_was_said(
-    config: RunConfig, folder: RunFolder, state: RunState, clock: Clock
-) -> None:
+def test_summary_of_what_was_said(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
     run, _ = plain_run(config, folder, state)
     run.evaluation(0, "eval", 0.4, 128, 0.04)
     run.stage("training")
@@ -63,9 +61,7 @@ def test_a_resumed_run_remembers_its_curve(config: RunConfig, folder: RunFolder,
 
 
 @pytest.mark.parametrize(("keep", "kinds"), [("all", ["eval", "train"]), ("eval", ["eval"]), ("none", [])])
-def test_the_recipe_says_which_trajectories_are_kept(
-    config: RunConfig, folder: RunFolder, state: RunState, keep: str, kinds: list[str]
-) -> None:
+def test_kept_trajectories(config: RunConfig, folder: RunFolder, state: RunState, keep: str, kinds: list[str]) -> None:
     config = RunConfig.model_validate(config.model_dump() | {"logging": {"trajectories": keep}})
     run, _ = plain_run(config, folder, state)
     for kind in ("train", "eval"):

@@ -64,9 +64,7 @@ def test_a_living_run_keeps_its_folder(parent: Path) -> None:
         assert folder.is_dir()
 
 
-def test_a_folder_whose_name_is_a_pattern_removes_only_its_own_log(
-    parent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_named_like_a_pattern_removes_only_its_own_log(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forge_env.files.LOGS", parent)
     logs = monarch_logs()
     logs.mkdir()

@@ -77,9 +77,7 @@ async def test_a_tracker_that_fails_ends_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tracker", "name"), [(TrackioLogger, "trackio"), (MLflowLogger, "mlflow")])
-def test_a_tracker_that_is_not_installed_is_named_before_the_start(
-    tracker: type[Tracker], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_tracker_is_named_early(tracker: type[Tracker], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert issubclass(tracker, EpisodeLogger)
     monkeypatch.setattr("forge_env.run.trackers.find_spec", lambda package: None)
     with pytest.raises(UsageError, match=f"logging.loggers names {name}, which isn't installed") as refused:

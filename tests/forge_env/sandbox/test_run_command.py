@@ -18,9 +18,7 @@ print("\x1b[1Aup", file=sys.stderr)
 
 
 @pytest.mark.slow
-def test_what_a_terminal_would_obey_is_spelled_out(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_controls(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     require("local")
     monkeypatch.setattr("sys.stdin", io.StringIO())
     (tmp_path / "program.py").write_text(PROGRAM)

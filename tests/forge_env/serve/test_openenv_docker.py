@@ -77,9 +77,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("kind", "network"), [("tools", "public"), ("single", "no-network")])
-def test_its_docker_provider_builds_and_plays_a_new_package(
-    image: str, kind: str, network: str, tmp_path: Path
-) -> None:
+def test_docker_provider_builds_and_plays_a_new_package(image: str, kind: str, network: str, tmp_path: Path) -> None:
     from openenv.validation.providers.docker import DockerValidationProvider
 
     require("docker")

@@ -14,9 +14,7 @@ PROGRAM = Path(sys.prefix) / "bin/schemathesis"
 OPTIONS = ["--seed=1", "--max-examples=20", "--generation-database=none", "--suppress-health-check=all", "--no-color"]
 
 
-async def test_requests_made_of_its_description_are_answered_as_it_says(
-    record_property: Callable[[str, object], None], tmp_path: Path
-) -> None:
+async def test_answers_match_the_description(record_property: Callable[[str, object], None], tmp_path: Path) -> None:
     async with serving(max_sessions=10_000) as (url, _):
         command = [PROGRAM, "run", f"{url}/openapi.json", *OPTIONS]
         pipe = asyncio.subprocess.PIPE

@@ -60,9 +60,7 @@ def test_weights_alone_are_kept_whatever_happens() -> None:
 
 
 @given(NUM_TASKS, st.integers(), st.lists(st.floats(-1, 2), min_size=1, max_size=60))
-def test_no_task_comes_again_before_its_level_is_used_up(
-    num_tasks: int | None, seed: int, results: list[float]
-) -> None:
+def test_no_task_repeats_before_its_level_is_used_up(num_tasks: int | None, seed: int, results: list[float]) -> None:
     order = Curriculum(task, num_tasks, seed=seed)
     used: dict[int, list[int]] = {}
     for position, success in enumerate(results):
@@ -76,9 +74,7 @@ def test_no_task_comes_again_before_its_level_is_used_up(
 
 
 @given(NUM_TASKS, st.integers(0, 40), st.integers(0, 10), st.lists(st.floats(0, 1), min_size=80, max_size=80))
-def test_a_saved_curriculum_goes_on_as_if_nothing_had_happened(
-    num_tasks: int | None, trained: int, in_flight: int, results: list[float]
-) -> None:
+def test_saved_curriculum_continues(num_tasks: int | None, trained: int, in_flight: int, results: list[float]) -> None:
     one = Curriculum(task, num_tasks, seed=5)
     for position in range(trained + in_flight):
         assert one[position] >= 0  # draws it

@@ -326,9 +326,7 @@ def one_task(tmp_path: Path, row: dict[str, Any], **columns: str | None) -> fe.T
         ({"gold": ["7"], "id": {"a": 1}, "n": 1}, {}, {"gold": ["7"], "id": {"a": 1}, "n": 1}),
     ],
 )
-def test_columns_called_like_fields_are_taken_where_they_fit(
-    row: dict[str, Any], expected: dict[str, Any], data: dict[str, Any], tmp_path: Path
-) -> None:
+def test_fields_as_columns(row: dict[str, Any], expected: dict[str, Any], data: dict[str, Any], tmp_path: Path) -> None:
     expected = {"id": "train-0", "prompt": "p", "split": "train", **expected}
     assert one_task(tmp_path, row) == fe.Task(**expected, data=data)
 

@@ -100,9 +100,7 @@ async def test_tools_of_a_server_are_the_agents(transport: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_a_server_without_state_is_one_process_for_many_episodes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_stateless_server_serves_many_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "forge_env.tools.mcp")
     talking = "import sys, os\nprint('started', file=sys.stderr, flush=True)\n" + SERVER
     talking = talking.replace("return 2 * number", "return os.getpid() if number else os._exit(1)")
@@ -138,7 +136,7 @@ async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
         await McpServer.connect(mcp.StdioServerParameters(command=str(tmp_path / "none")), timeout_s=20)
 
 
-async def test_what_fails_beside_the_calls_is_told_whole(
+async def test_failures_beside_calls_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mistake of ours or of the SDK's can be found: it is the cause of what is raised, or in the log."""

@@ -141,9 +141,7 @@ def test_a_log_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_log_folder_that_others_can_enter_is_made_private(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, linked: bool
-) -> None:
+def test_open_log_folder_is_made_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, linked: bool) -> None:
     monkeypatch.setattr("forge_env.files.LOGS", tmp_path)
     folder = monarch_logs()
     if linked:
@@ -157,9 +155,7 @@ def test_a_log_folder_that_others_can_enter_is_made_private(
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o700, True), (0o750, False), (0o701, False)])
-def test_sockets_are_in_the_temporary_folder_if_it_is_private(
-    monkeypatch: pytest.MonkeyPatch, mode: int, kept: bool
-) -> None:
+def test_sockets_are_in_a_private_temporary_folder(monkeypatch: pytest.MonkeyPatch, mode: int, kept: bool) -> None:
     sockets.private_folder.cache_clear()
     try:
         with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as short:  # pytest's may be too long for sockets

@@ -133,9 +133,7 @@ def expected_gradient(estimator: AdvantageEstimator, options: list[Play], go_on:
     end=st.floats(-1, 1),
     size=st.integers(2, 3),
 )
-def test_leaving_an_episode_out_of_its_own_baseline_gives_the_exact_gradient(
-    go_on: float, turns: int, step: float, end: float, size: int
-) -> None:
+def test_leave_one_out_baseline_is_exact(go_on: float, turns: int, step: float, end: float, size: int) -> None:
     """Over all groups of a task that can be enumerated; a baseline that an action decides would show."""
     options = plays(go_on, turns, step, end)
     values = [sum(rewards) for rewards, _, _ in options]

@@ -203,9 +203,7 @@ def test_a_batch_counts_conversations_of_which_a_template_makes_several_sequence
         (([1, 2], [False, False]), "no turn of the assistant", "model.renderer"),
     ],
 )
-def test_why_no_conversation_can_be_learned_is_named(
-    sequence: tuple[list[int], list[bool]], text: str, fix: str
-) -> None:
+def test_reason_for_no_conversations_is_named(sequence: tuple[list[int], list[bool]], text: str, fix: str) -> None:
     with pytest.raises(UsageError, match=text) as refused:
         written([sequence]).batch(0, 1)
     assert fix in (refused.value.fix or "")

@@ -81,9 +81,7 @@ def test_the_bundled_checkpoint_is_whole_small_and_that_of_its_recipe() -> None:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118 - no mapping
 
 
-def test_a_folder_of_the_users_own_goes_before_one_of_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_folder_goes_before_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert checkpoint_folder("coding_rlvr_base") == bundled_models()["coding_rlvr_base"]
     (tmp_path / "coding_rlvr_base").mkdir()

@@ -193,9 +193,7 @@ def played_with_advantages(draw: st.DrawFn) -> tuple[list[Trajectory], list[Any]
 
 
 @given(played=played_with_advantages(), masked=st.booleans())
-def test_a_packed_group_gives_back_every_segment(
-    played: tuple[list[Trajectory], list[Any], list[Any]], masked: bool
-) -> None:
+def test_packed_groups_keep_their_segments(played: tuple[list[Trajectory], list[Any], list[Any]], masked: bool) -> None:
     episodes, advantages, masks = played
     if not masked:
         masks = [np.ones_like(mask) for mask in masks]

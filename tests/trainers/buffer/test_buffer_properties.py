@@ -115,9 +115,7 @@ TestMachine.settings = settings(max_examples=200, stateful_step_count=100, deadl
     per_step=st.integers(1, 4),
     bound=st.integers(0, 3),
 )
-def test_what_is_picked_comes_first_of_all_that_the_bound_allows(
-    held: list[tuple[int, float]], rolling: list[int], per_step: int, bound: int
-) -> None:
+def test_picks_first_allowed(held: list[tuple[int, float]], rolling: list[int], per_step: int, bound: int) -> None:
     window = Window(per_step, bound, version=3)
     pool: Pool[FakeGroup] = Pool()
     entries = []

@@ -110,9 +110,7 @@ def test_every_run_comes_to_its_end_within_the_bound(own: BufferSettings, seed: 
 
 
 @given(own=run_settings(), seed=st.integers(0, 10_000), stops=st.lists(st.floats(0, 40), max_size=4))
-def test_a_run_that_is_stopped_and_resumed_loses_and_repeats_nothing(
-    own: BufferSettings, seed: int, stops: list[float]
-) -> None:
+def test_resumed_run_loses_and_repeats_nothing(own: BufferSettings, seed: int, stops: list[float]) -> None:
     """At any moment everything ends; weights and buffer are what the last completed step left behind."""
     trained: list[int] = []
     run = Run(own, seed)

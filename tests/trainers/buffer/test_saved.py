@@ -106,9 +106,7 @@ async def test_segments_know_their_episode_in_a_group_a_batch_and_a_checkpoint(t
         st.tuples(st.integers(0, 4) | st.none(), st.sampled_from([0.0, 1.0]), st.booleans()), min_size=1, max_size=12
     )
 )
-def test_what_is_computed_has_every_advantage_and_leaves_the_totals_alone(
-    made: list[tuple[int | None, float, bool]],
-) -> None:
+def test_computed_part_keeps_advantages_and_totals(made: list[tuple[int | None, float, bool]]) -> None:
     segments = []
     for episode, advantage, finite in made:
         logprobs = np.array([0, -1, -1 if finite else np.nan], np.float32)

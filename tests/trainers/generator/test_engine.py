@@ -123,9 +123,7 @@ async def load_during_a_step(
     return loading, calls
 
 
-async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
-    fake: Fake, engine: InProcessEngine
-) -> None:
+async def test_failed_engine_answers_all_requests(fake: Fake, engine: InProcessEngine) -> None:
     fake.failure = "out of memory"
     calls = ask(engine, "first")
     await asyncio.to_thread(fake.stepping.wait)
@@ -157,9 +155,7 @@ async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(
     assert engine.in_flight == 0
 
 
-async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_there(
-    fake: Fake, engine: InProcessEngine
-) -> None:
+async def test_request_ended_before_the_engine_saw_it(fake: Fake, engine: InProcessEngine) -> None:
     (call,) = ask(engine, "mine")
     await asyncio.sleep(0)
     await engine.abort("mine")
@@ -171,9 +167,7 @@ async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_ther
     assert fake.requests == {}
 
 
-async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(
-    fake: Fake, engine: InProcessEngine
-) -> None:
+async def test_requests_before_new_weights_never_meet_old_ones(fake: Fake, engine: InProcessEngine) -> None:
     loading, calls = await load_during_a_step(fake, engine, "old", "new")
     await asyncio.gather(loading, *calls)
     assert fake.admitted == [("old", "v0.1"), ("new", "v1.2")]
@@ -260,9 +254,7 @@ async def test_of_those_who_put_a_generator_to_sleep_and_wake_it_the_last_has_th
     assert actor._updating.locked(), "weights would be loaded into memory that is given away"
 
 
-async def test_outputs_that_can_not_be_read_are_told_to_all(
-    fake: Fake, engine: InProcessEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_outputs(fake: Fake, engine: InProcessEngine, caplog: pytest.LogCaptureFixture) -> None:
     fake.unreadable = True
     fake.go_on.set()
     errors = await asyncio.gather(*ask(engine, "a", "b"), return_exceptions=True)
@@ -311,9 +303,7 @@ async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engi
         (OSError("unreachable"), GeneratorError),
     ],
 )
-async def test_dropped_weights_differ_from_weights_that_cannot_be_fetched(
-    error: OSError, raised: type[Exception]
-) -> None:
+async def test_dropped_weights_and_unfetchable_ones_differ(error: OSError, raised: type[Exception]) -> None:
     class Reader:
         """Weights of which there are none."""
 

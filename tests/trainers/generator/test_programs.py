@@ -140,9 +140,7 @@ class Meddler(fe.ProgramEnvironment):
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_trained_on_is_what_was_sampled(
-    runner: asyncio.Runner, engine: SandboxEngine, chat: Chat, seed: int
-) -> None:
+def test_trained_tokens_are_sampled_ones(runner: asyncio.Runner, engine: SandboxEngine, chat: Chat, seed: int) -> None:
     dice = random.Random(seed)
     sampler = Sampler(chat, dice)
 

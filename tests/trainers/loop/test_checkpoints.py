@@ -238,9 +238,7 @@ async def test_a_failure_on_the_way_is_a_warning_and_of_the_last_one_the_end(run
     assert names(run) == []
 
 
-async def test_a_full_disk_leaves_a_checkpoint_out_and_the_last_one_waits_for_room(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_skips_a_checkpoint_and_the_last_waits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     free: list[float] = []
 
     def fail() -> None:
@@ -276,9 +274,7 @@ async def test_the_last_checkpoint_waits_for_inodes(run: Run, monkeypatch: pytes
     assert (answers, len(run.state.warnings)) == ([], 1)
 
 
-async def test_a_disk_that_is_full_only_while_a_checkpoint_is_written_is_waited_for(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_disk_full_during_a_checkpoint_is_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     started = 0
 
     def fail() -> None:
@@ -371,9 +367,7 @@ def damage(folder: Path, how: str) -> None:
         ("newer", "has version 99, this forge-env reads up to version"),
     ],
 )
-async def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_offered(
-    run: Run, how: str, text: str
-) -> None:
+async def test_unusable_checkpoint_is_named_and_the_one_before_offered(run: Run, how: str, text: str) -> None:
     await save(run, 10, 20)
     folder = run.folder.checkpoints / "step-000020"
     damage(folder, how)

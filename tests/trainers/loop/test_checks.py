@@ -295,9 +295,7 @@ GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 3
         (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
-def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
-    whole: Path, tmp_path: Path, changes: dict[str, Any], feature: str
-) -> None:
+def test_unsupported_checkpoint_is_refused(whole: Path, tmp_path: Path, changes: dict[str, Any], feature: str) -> None:
     with pytest.raises(UsageError, match=f"{feature}.* which the trainer does not support"):
         train.check(load_config("coding_rlvr", [f"model.path={sound(whole, tmp_path, **changes)}"]))
 
@@ -405,9 +403,7 @@ def test_a_gated_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch, token: s
 
 
 @pytest.mark.stack
-def test_a_hub_name_is_found_where_it_was_fetched_before(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_name_is_found_in_the_cache(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = tmp_path / "models--someone--small"
     sound(whole, fetched / "snapshots" / "1a2b")
     (fetched / "refs").mkdir()

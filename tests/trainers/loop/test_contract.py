@@ -202,9 +202,7 @@ def differences(change: str, value: float, sharpness: float) -> list[Difference]
         ("top_p", 0.9, True),
     ],
 )
-def test_rounding_passes_and_another_distribution_does_not(
-    change: str, value: float, broken: bool, sharpness: float
-) -> None:
+def test_rounding_passes_another_distribution_not(change: str, value: float, broken: bool, sharpness: float) -> None:
     found = [own.mean > TOLERANCE["bfloat16"] or own.one_sided for own in differences(change, value, sharpness)]
     assert found == [broken] * 10
 
@@ -244,9 +242,7 @@ async def test_a_generator_that_dies_while_it_is_asked_ends_no_run(run: Run) -> 
         (1, None, False, "received other weights than the trainer's: 1 tensors differ, a among them"),
     ],
 )
-async def test_weights_that_never_arrive_or_are_others(
-    run: Run, sent: int, held: int | None, whole: bool, fault: str
-) -> None:
+async def test_missing_or_wrong_weights(run: Run, sent: int, held: int | None, whole: bool, fault: str) -> None:
     trainer, serving = Trainer(), Serving()
     serving.whole = whole
     contract = made(run, trainer, serving)
@@ -313,9 +309,7 @@ def test_constant_rewards_are_a_warning_and_others_are_not(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("last", "verdict"), [(0.6, "holds"), (0.02, "doubtful")])
-def test_what_rounding_leaves_of_the_training_is_judged_after_the_warm_up(
-    config: RunConfig, tmp_path: Path, last: float, verdict: str
-) -> None:
+def test_rounding_is_judged_after_the_warm_up(config: RunConfig, tmp_path: Path, last: float, verdict: str) -> None:
     optimizer = config.trainer.optimizer.model_copy(update={"lr": 1e-6, "warmup_steps": 2})
     config.trainer.optimizer, config.model.dtype = optimizer, "bfloat16"
     (folder := RunFolder(tmp_path / "half")).root.mkdir()

@@ -89,9 +89,7 @@ def scores(events: Events) -> dict[int, float]:
     ],
     ids=["before training", "beside training", "after training", "halfway", "when it is to be held"],
 )
-def test_an_evaluation_begins_again_whose_generator_dies(
-    tmp_path: Path, replicas: int, death: dict[str, Any], due: int, workers: int
-) -> None:
+def test_evaluation_begins_again(tmp_path: Path, replicas: int, death: dict[str, Any], due: int, workers: int) -> None:
     events = play(tmp_path, replicas, mortal(due, **death), workers)
     assert details(events, "failed") == []
     assert "generator 0 died" in details(events, "warnings")[0]

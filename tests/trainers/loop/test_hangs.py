@@ -158,9 +158,7 @@ def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -
         virtual_time.run(report())
 
 
-def test_without_memory_no_group_begins_and_with_it_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_wait_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
 
     def free_gb() -> float:

@@ -22,9 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
 @pytest.mark.parametrize(
     ("transport", "steps"), [pytest.param("shared", 30, marks=pytest.mark.core), ("torchstore", 10)]
 )
-def test_the_run_continues_on_other_hosts_when_the_trainers_host_is_lost(
-    transport: str, steps: int, tmp_path: Path
-) -> None:
+def test_run_continues_when_the_trainers_host_is_lost(transport: str, steps: int, tmp_path: Path) -> None:
     environment = certificates(tmp_path)
     with workers(3, tmp_path, "tls", environment) as hosts:
         recipe = {

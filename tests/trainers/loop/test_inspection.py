@@ -49,9 +49,7 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe_text", "apart from the head"),
     ],
 )
-def test_a_name_on_the_hub_is_described_without_a_network(
-    name: str, family: str, head: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hub_name_without_a_network(name: str, family: str, head: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["model", "inspect", name]) == 0
     found = described(capsys)
     assert found["family"].startswith(f"{family}: ")

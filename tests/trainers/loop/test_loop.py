@@ -132,9 +132,7 @@ def test_a_resumed_run_starts_from_its_checkpoint_and_not_from_a_warm_up(config:
     assert Checkpoints(run).step == 0
 
 
-async def test_a_resumed_run_that_is_stopped_before_it_goes_on_says_what_is_saved(
-    config: RunConfig, tmp_path: Path
-) -> None:
+async def test_resumed_run_stopped_early_says_what_is_saved(config: RunConfig, tmp_path: Path) -> None:
     async def asked_meanwhile() -> None:
         run.request_stop()
         await asyncio.Event().wait()
@@ -168,9 +166,7 @@ def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tiny: Path, 
 
 
 @pytest.mark.parametrize(("value", "told"), [("1", 1), ("true", 1), ("0", 0), (None, 0)])
-def test_who_asks_for_rdma_is_told_how_weights_travel(
-    run: Run, monkeypatch: pytest.MonkeyPatch, value: str | None, told: int
-) -> None:
+def test_rdma_request_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch, value: str | None, told: int) -> None:
     for name in ("TORCHSTORE_RDMA_ENABLED", "TORCHSTORE_USE_RDMA"):
         monkeypatch.setenv(name, "")  # what is set meanwhile is undone
         monkeypatch.delenv(name)

@@ -190,9 +190,7 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
 
 @ALL_WEIGHTS
 @pytest.mark.parametrize("engine", ["in_process", "async_llm"])
-async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
-    started: Started, engine: Literal["in_process", "async_llm"]
-) -> None:
+async def test_recomputation_uses_new_policy(started: Started, engine: Literal["in_process", "async_llm"]) -> None:
     trainer = started.trainer
     async with started.generators(engine=engine, recompute_on_update=True) as generators:
         prompts = [[10 + number] * 40 for number in range(8)]
@@ -306,9 +304,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
 
 @ADAPTERS
 @pytest.mark.parametrize("engine", ["in_process", "async_llm"])
-async def test_adapters_alone_travel_to_the_generators(
-    started: Started, engine: Literal["in_process", "async_llm"]
-) -> None:
+async def test_only_adapters_travel_to_generators(started: Started, engine: Literal["in_process", "async_llm"]) -> None:
     trainer, folder = started.trainer, started.model
     async with started.generators(engine=engine) as generators:
         rng = random.Random(0)

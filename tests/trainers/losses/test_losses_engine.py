@@ -226,9 +226,7 @@ def by_hand(trained: TitanEngine, data: list[Segment], name: str) -> dict[str, t
     [("gspo", {"clip_high": 4e-4}), ("grpo", {"aggregation": "sequence", "clip_high": 0.2}), ("dr_grpo", {})],
     ids=["gspo", "grpo by sequence", "dr_grpo"],
 )
-def test_a_sequence_is_an_episode_however_it_forked_and_is_computed(
-    folder: Path, name: str, options: dict[str, Any], tokens: int
-) -> None:
+def test_forked_episode_is_one_sequence(folder: Path, name: str, options: dict[str, Any], tokens: int) -> None:
     trained = engine(folder, microbatch_tokens=tokens)
     data = forked(trained, [1, 4, 2, 1, 3])
     expected = by_hand(trained, data, name)
@@ -319,9 +317,7 @@ class FakeActor:
         (ReferenceSection(source="lagging", every=3), [2, 3], [3]),  # resumed before it was ever renewed
     ],
 )
-async def test_a_lagging_reference_is_renewed_in_time(
-    section: ReferenceSection, published: list[int], loaded: list[int]
-) -> None:
+async def test_lagging_reference_is_renewed(section: ReferenceSection, published: list[int], loaded: list[int]) -> None:
     actor = FakeActor()
     reference = Reference(actor, section)
     for version in published:

@@ -85,9 +85,7 @@ def test_microbatches_add_up(name: str, correction: Any, lengths: list[int], see
 
 @few
 @given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.randoms())
-def test_the_order_of_sequences_does_not_matter(
-    name: str, correction: Any, lengths: list[int], seed: int, random: Any
-) -> None:
+def test_sequences_in_any_order(name: str, correction: Any, lengths: list[int], seed: int, random: Any) -> None:
     batch = rows(seed, lengths)
     order = torch.tensor(random.sample(range(len(lengths)), len(lengths)))
     places = order[batch.sequence_ids].argsort(stable=True)
@@ -134,9 +132,7 @@ def _at(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
 
 @few
 @given(LOSSES, LENGTHS, SEEDS)
-def test_icepop_takes_the_gradient_of_tokens_that_policies_disagree_on(
-    name: str, lengths: list[int], seed: int
-) -> None:
+def test_icepop_drops_tokens_that_policies_disagree_on(name: str, lengths: list[int], seed: int) -> None:
     batch = rows(seed, lengths, spread=1.5)
     _, slopes = run(section(name, {"name": "icepop", "low": 0.5, "high": 2.0}, beta=0.0), batch)
     ratio = (batch.proximal - batch.behavior_logprobs).exp()
@@ -147,9 +143,7 @@ def test_icepop_takes_the_gradient_of_tokens_that_policies_disagree_on(
 @given(
     LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.sampled_from(["k1", "k2", "k3"]), st.sampled_from([1.0, 50.0, 1e4, 1e30])
 )
-def test_extreme_differences_stay_finite(
-    name: str, correction: Any, lengths: list[int], seed: int, kl: str, spread: float
-) -> None:
+def test_finite_extremes(name: str, correction: Any, lengths: list[int], seed: int, kl: str, spread: float) -> None:
     batch = rows(seed, lengths, spread=spread)
     parts = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     floats = {name: part.float() for name, part in parts.items() if torch.is_tensor(part) and part.is_floating_point()}

@@ -98,9 +98,7 @@ def test_adapters_are_exported_alone_and_with_another_name_of_their_base(run: Pa
     assert (merged / "model.safetensors").is_file()
 
 
-def test_what_can_t_be_exported_is_said(
-    run: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unexportable_models(run: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: str) -> str:
         assert main(["export", *words]) == 2
         return capsys.readouterr().err

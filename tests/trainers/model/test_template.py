@@ -193,9 +193,7 @@ def spans(chat: Chat, ids: list[int], mask: list[bool] | list[int]) -> list[str]
     return [chat.tokenizer.decode([token for token, _ in pairs]).strip("\n") for theirs, pairs in groups if theirs]
 
 
-def test_a_turn_that_the_template_rewrites_is_in_a_sequence_of_its_own(
-    folders: Callable[[str], Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rewritten_turn_has_its_own_sequence(folders: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
     chat = template_chat(folders("qwen3"))
     messages = [
         Message(role="user", content="a"),
@@ -270,9 +268,7 @@ def test_calls_are_read_in_the_family_s_syntax(folders: Callable[[str], Path], n
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.tools])
-def test_a_template_without_tools_refuses_them_and_takes_them_as_text(
-    folders: Callable[[str], Path], name: str
-) -> None:
+def test_template_without_tools_takes_them_as_text(folders: Callable[[str], Path], name: str) -> None:
     folder = folders(name)
     reason = template_chat(folder).refusal_of_tools()
     assert reason is not None

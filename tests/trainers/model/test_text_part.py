@@ -45,9 +45,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return folder
 
 
-def test_it_is_refused_with_the_command_that_writes_what_can_be_trained(
-    seeing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refusal_names_the_command(seeing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="vision part") as refused:
         read_hf_config(seeing)
     assert f"forge-env model convert {seeing}" in str(refused.value.fix)
@@ -61,9 +59,7 @@ def test_it_is_refused_with_the_command_that_writes_what_can_be_trained(
     assert "vision part" in capsys.readouterr().err
 
 
-def test_of_a_model_from_the_hub_the_text_part_is_used_at_once(
-    seeing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_models_use_their_text_part(seeing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(seeing))
     folder = fetched("Qwen/Qwen3.5-0.8B")

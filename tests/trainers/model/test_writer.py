@@ -69,9 +69,7 @@ def test_boxes_of_every_kind_become_whole_tensors(like: Path, tmp_path: Path) ->
     assert all(torch.equal(found[name], whole) for name, whole in state.items())
 
 
-def test_large_models_have_several_files_and_an_index(
-    like: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_have_files_and_an_index(like: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "LARGEST", 200)
     state = {f"layer.{number}": tensor(5, 8) for number in range(5)}
     write_model(Part.all_of(state), read_companions(like), tmp_path / "out", dtype=torch.bfloat16)

@@ -92,9 +92,7 @@ def test_operations_of_gpus_are_those_that_torchtitan_knows(gpu: Gpu, monkeypatc
     ],
     ids=str,
 )
-def test_real_passes_take_what_was_computed_beforehand(
-    changes: dict[str, Any], recompute: str, dtype: str, rank: int, tmp_path: Path
-) -> None:
+def test_forecast_of_passes(changes: dict[str, Any], recompute: str, dtype: str, rank: int, tmp_path: Path) -> None:
     hf = check_hf_config(SMALL | changes, "a model")
     (tmp_path / "config.json").write_text(json.dumps(hf))
     length, count = (512, 4) if dtype == "float32" else (128, 2)  # some processors compute bfloat16 a hundredth as fast

@@ -170,9 +170,7 @@ def test_what_does_not_fit_is_said(plan: Plan) -> None:
         (("--generator.procs", "3"), "does not divide the model's num_attention_heads"),
     ],
 )
-def test_wrong_usage_is_one_message(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_messages(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "grpo/qwen3_8b", "--plan", *arguments]) == 2
     assert message in capsys.readouterr().err
 

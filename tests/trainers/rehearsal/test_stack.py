@@ -199,9 +199,7 @@ def rehearsed(capsys: pytest.CaptureFixture[str], tmp_path: Path, *words: str) -
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_a_layout_that_cannot_be_sharded_is_named_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_unshardable_layout_is_named_early(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     layout = ["trainer.procs=16", "trainer.parallelism.tensor_parallel_degree=16"]
     code, result = rehearsed(capsys, tmp_path, "coding_rlvr/qwen3_0_6b", *layout)
     assert code == 1

@@ -218,9 +218,7 @@ async def test_a_bug_of_the_environment_costs_its_episode_and_sets_its_task_asid
 
 
 @pytest.mark.parametrize(("environment", "said"), [(NoFive, "KeyError"), (BadTogether, "together")])
-async def test_a_bug_beside_an_episode_costs_its_group(
-    environment: type[fe.Environment], said: str, made: Make
-) -> None:
+async def test_bug_beside_an_episode_costs_its_group(environment: type[fe.Environment], said: str, made: Make) -> None:
     report = await (await made(environment, order="sequential")).group(5)
     assert report.fate == Fate.LOST
     assert said in report.why_lost[0]
@@ -283,9 +281,7 @@ async def test_of_many_held_out_tasks_as_many_are_under_way_as_a_generator_decod
     assert crowd.most == 5
 
 
-async def test_a_hundred_million_held_out_tasks_take_no_more_memory_than_are_under_way(
-    made: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_memory_of_a_hundred_million_held_out_tasks(made: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Each had a task of the event loop: 14.5 GB until the kernel ended the run."""
 
     class Endless(Levels):
@@ -378,9 +374,7 @@ async def test_a_group_that_workers_die_of_is_given_up(made: Make) -> None:
         await held_out(played, 2)
 
 
-async def test_a_held_out_episode_whose_worker_died_after_it_was_recorded_is_not_played_again(
-    made: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_recorded_episode_of_a_dead_worker_is_kept(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     played = await made(policy=(policy := Attempts()), generator={"max_num_seqs": 1})
     written, calls = TrajectoryFiles.written, itertools.count(1)
 

@@ -37,9 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("lora", [None, LoRASection()])
 @pytest.mark.parametrize(("lr", "low", "high"), [(1e-7, 0.0, 0.1), (3e-2, 0.9, 1.1)])
-def test_small_learning_rates_lose_their_changes(
-    base: Path, lora: LoRASection | None, lr: float, low: float, high: float
-) -> None:
+def test_small_rates_lose_changes(base: Path, lora: LoRASection | None, lr: float, low: float, high: float) -> None:
     device = use_device(with_gpus=False)
     model = TitanModel(base, max_length=64, device=device.torch, lora=lora, dtype="bfloat16")
     section = OptimizerSection(lr=lr, warmup_steps=0)

@@ -50,9 +50,7 @@ def test_prompts_without_a_mask_are_taken_whole() -> None:
         (INPUTS, TARGETS | {"ref_logprobs": torch.zeros(2, 2)}, "ref_logprobs has the shape"),
     ],
 )
-def test_other_batches_are_refused(
-    inputs: dict[str, torch.Tensor], targets: dict[str, torch.Tensor], message: str
-) -> None:
+def test_refused_batches(inputs: dict[str, torch.Tensor], targets: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         from_rows([inputs], [targets])
 

@@ -84,9 +84,7 @@ def engines(folder: Path) -> tuple[TitanEngine, TitanEngine]:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 12))
-def test_a_tree_gives_the_logprobs_and_gradients_of_separate_rows(
-    engines: tuple[TitanEngine, TitanEngine], seed: int, count: int
-) -> None:
+def test_tree_equals_separate_rows(engines: tuple[TitanEngine, TitanEngine], seed: int, count: int) -> None:
     separate, shared = engines
     data = tree(count, seed)
     for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
@@ -220,9 +218,7 @@ def test_what_part_of_a_batch_shares_is_known_from_the_whole() -> None:
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
 @pytest.mark.parametrize(("layout", "window"), [(PackedLayout, 30), (PackedLayout, 3), (VarlenLayout, 30)])
-def test_tokens_on_any_rank_see_their_path_and_no_more(
-    degree: int, layout: type[PackedLayout | VarlenLayout], window: int
-) -> None:
+def test_tokens_see_only_their_path(degree: int, layout: type[PackedLayout | VarlenLayout], window: int) -> None:
     row = Row.of([4, 3, 5, 2, 5, 1, 30], [0, 2, 2, 0, 1, 0, 0])
     row = Row.of([*row.lengths, -len(row) % (2 * degree)], [*row.shared, 0])
     sees = np.zeros((len(row), len(row)), np.bool_)

@@ -126,16 +126,12 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
         ("fsdp", "delta mixture"),
     ],
 )
-def test_two_ranks_give_the_gradients_and_weights_of_one(
-    folders: dict[str, Path], seen: dict[str, Any], kind: str, parallelism: str
-) -> None:
+def test_two_ranks_equal_one(folders: dict[str, Path], seen: dict[str, Any], kind: str, parallelism: str) -> None:
     check_alike(observe(engine(folders[kind])), seen[f"{parallelism} {kind}"])
 
 
 @pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
-def test_two_ranks_compute_a_tree_as_one_computes_separate_sequences(
-    folders: dict[str, Path], seen: dict[str, Any], parallelism: str
-) -> None:
+def test_two_ranks_compute_a_tree(folders: dict[str, Path], seen: dict[str, Any], parallelism: str) -> None:
     separate = engine(folders["tied"])
     separate.share_prefixes = False
     check_alike(observe(separate, data=tree(), loss=GRPOLoss()), seen[f"tree {parallelism}"])
@@ -168,9 +164,7 @@ def test_ranks_save_adapters_and_compute_without_them(work: Path, seen: dict[str
     check_weights(weights(alone), read_weights(work / "merged-by-two"))
 
 
-def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
-    folders: dict[str, Path], seen: dict[str, Any]
-) -> None:
+def test_loss_of_whole_sequences_over_split_ranks(folders: dict[str, Path], seen: dict[str, Any]) -> None:
     check_alike(observe(engine(folders["tied"]), loss=GSPOLoss()), seen["by sequence"])
     alone = observe(engine(folders["tied"]), data=forked(), loss=GSPOLoss())
     for parallelism in ("fsdp", "context"):
@@ -215,9 +209,7 @@ def test_one_rank_goes_on_where_two_went_on_from_one(folders: dict[str, Path], w
     check_weights(weights(resumed), weights(undisturbed))
 
 
-def test_ranks_train_on_while_a_checkpoint_is_written(
-    seen: dict[str, Any], work: Path, folders: dict[str, Path]
-) -> None:
+def test_ranks_train_while_a_checkpoint_is_written(seen: dict[str, Any], work: Path, folders: dict[str, Path]) -> None:
     second, third, again, further = seen["saved beside training"]
     assert (again, further) == (second, third)
     alone = engine(folders["tied"])

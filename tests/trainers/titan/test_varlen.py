@@ -68,9 +68,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, "efficient"), (torch.bfloat16, "flash")])
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("row", [ALONE, TREE], ids=["alone", "tree"])
-def test_kernels_for_varying_lengths_give_what_the_grid_gives(
-    kernels: list[str], dtype: Any, kernel: str, scale: float | None, row: Row
-) -> None:
+def test_kernels_equal_the_grid(kernels: list[str], dtype: Any, kernel: str, scale: float | None, row: Row) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, len(row), heads, 16, generator=generator, dtype=dtype).requires_grad_() for heads in (4, 2, 2)
