@@ -170,13 +170,6 @@ async def test_large_spaces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         await play("Pendulum-v1")
 
 
-async def test_a_taxi_on_a_coloured_place_is_shown_without_codes() -> None:
-    first, said, _ = await play("Taxi-v4", "south", "south")
-    assert "{B:magenta}" in first
-    assert "[{B:magenta}]" in said[1]
-    assert "\x1b" not in "".join(said)
-
-
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CartPole-v1", "Pendulum-v1", NAME])
 async def test_the_random_policy_plays_legal_actions(env_id: str) -> None:
     def make() -> fe.Environment:

@@ -267,10 +267,3 @@ def test_environments_that_score_groups_are_refused_early() -> None:
     check("Compared", "leave_one_out")
     with pytest.raises(UsageError, match="scores groups"):
         check("Compared", "counterfactual")
-
-
-async def test_rewards_that_compare_a_group_can_not_be_continued() -> None:
-    plays, _ = player(Compared)
-    group = await plays.group(0, 0, Coins())
-    with pytest.raises(UsageError, match="scores groups"):
-        await plays.continue_group(group, 0, [Cut(0, 1, 1)], Coins())

@@ -76,6 +76,12 @@ def check_gradients(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-6
 
 
+def check_alike(separate: TitanEngine, shared: TitanEngine, data: list[Segment]) -> None:
+    for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
+        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
+    check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
+
+
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> tuple[TitanEngine, TitanEngine]:
     """One that computes every sequence in a row of its own, and one that shares prefixes."""
@@ -87,9 +93,7 @@ def engines(folder: Path) -> tuple[TitanEngine, TitanEngine]:
 def test_tree_equals_separate_rows(engines: tuple[TitanEngine, TitanEngine], seed: int, count: int) -> None:
     separate, shared = engines
     data = tree(count, seed)
-    for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
-        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
-    check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
+    check_alike(separate, shared, data)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +134,7 @@ def test_sliding_windows_see_no_difference(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, **changes, **windows)
     separate, shared = engine(folder, apart=True), engine(folder)
     data = tree(12, 7)
-    for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
-        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
-    check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
+    check_alike(separate, shared, data)
 
 
 def test_states_of_gated_delta_layers_see_no_difference(tmp_path: Path) -> None:
@@ -142,9 +144,7 @@ def test_states_of_gated_delta_layers_see_no_difference(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, **changes)
     separate, shared = engine(folder, apart=True), engine(folder)
     data = tree(12, 7)
-    for one, other in zip(separate.logprobs(data), shared.logprobs(data), strict=True):
-        assert one.tolist() == pytest.approx(other.tolist(), abs=2e-6)
-    check_gradients(gradients(separate, data, GRPOLoss()), gradients(shared, data, GRPOLoss()))
+    check_alike(separate, shared, data)
     packed = engine(folder, share=False)
     check_gradients(gradients(separate, data, GRPOLoss()), gradients(packed, data, GRPOLoss()))
 
