@@ -91,7 +91,7 @@ def _clients() -> None:
 
 async def send(gateway: Gateway, path: str, body: Any, model: Model | None = None) -> httpx2.Response:
     """Send a request of a new episode."""
-    content = body if isinstance(body, AsyncIterator) else json.dumps(body)
+    content = body if isinstance(body, bytes | AsyncIterator) else json.dumps(body)
     with gateway.open(model or Model()) as access:
         async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
             return await client.post(f"{access.url}/v1/{path}", content=content)
@@ -388,6 +388,8 @@ USE = {"type": "tool_use", "id": "1"}
         ("chat/completions", {"messages": USER, "n": 1000}, "n: "),
         ("chat/completions", {"messages": USER, "functions": [{}]}, "send `tools`"),
         ("chat/completions", [1], "the request: "),
+        ("chat/completions", b"{", "the body is not JSON"),
+        ("chat/completions", b"\xff" * 100, "the body is not JSON"),
         ("responses", {"input": [{"type": "reasoning", "summary": None}]}, "input.0.summary: Input should be a valid"),
         (
             "messages",
