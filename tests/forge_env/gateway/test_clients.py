@@ -20,7 +20,7 @@ import forge_env as fe
 from forge_env.gateway.chat import read_chat
 from forge_env.gateway.conversations import Conversations
 from forge_env.gateway.messages import read_messages
-from forge_env.gateway.request import ModelRequest, arguments_object
+from forge_env.gateway.request import ModelRequest, arguments_object, merged
 from forge_env.gateway.responses import read_responses
 from forge_env.gateway.server import MESSAGE_CHARS, MESSAGE_S, Access, Gateway
 from forge_env.http.limits import MAX_BODY, MAX_HELD, LoopShare, RefusedRequestError
@@ -955,3 +955,22 @@ async def test_a_refusal_is_short(gateway: Gateway, path: str, body: Any) -> Non
     found = await send(gateway, path, body)
     assert found.status_code in (400, 404)
     assert len(found.content) < 2000
+
+
+def test_items_of_a_turn_are_merged() -> None:
+    def said(role: Any, text: str, thought: str | None = None, *names: str) -> Message:
+        calls = [call_of(name, "{}", name) for name in names]
+        return Message(role=role, content=text, reasoning_content=thought, tool_calls=calls)
+
+    items = [
+        said("user", "a"),
+        said("user", "b"),
+        said("assistant", "", "t"),
+        said("assistant", "c", "u"),
+        said("assistant", "d", None, "f", "g"),
+        said("tool", "e"),
+        said("assistant", "h"),
+    ]
+    turn = said("assistant", "cd", "tu", "f", "g")
+    assert merged(items) == [items[0], items[1], turn, items[5], items[6]]
+    assert items[2] == said("assistant", "", "t"), "the items are unchanged"
