@@ -156,15 +156,21 @@ def make(name: str | type[Environment], /, *, sandboxes: SandboxEngine | None = 
         >>> env.config.max_turns
         4
     """
-    return maker(name, sandboxes=sandboxes, **options)()
+    return maker(name, options, sandboxes=sandboxes)()
 
 
 def maker(
-    environment: str | type[Environment], at: str = "", /, *, sandboxes: SandboxEngine | None = None, **options: Any
+    environment: str | type[Environment],
+    options: dict[str, Any],
+    at: str = "",
+    /,
+    *,
+    sandboxes: SandboxEngine | None = None,
 ) -> Callable[[], Environment]:
     """Return a function that creates environments like `make`, with one config that is validated only once.
 
     Args:
+        options: fields of its `config_class`.
         at: dotted key of the options in a file; empty if they are not from a file.
     """
     if sandboxes is not None:

@@ -13,6 +13,7 @@ had a box goes before episodes that have not begun: it needs the box to be judge
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import abstractmethod
 from collections import Counter, defaultdict, deque
@@ -29,6 +30,8 @@ from forge_env.sandbox import HOLDER, SANDBOXES_PER_CPU, TENANT, Sandbox, Sandbo
 from forge_env.working_time import waiting
 from sandboxes.box import Box, BoxSandbox
 from sandboxes.network import AllowList
+
+logger = logging.getLogger(__name__)
 
 MAX_SANDBOXES = 10_000
 """Upper bound of `concurrency`; a larger number is taken for a mistake."""
@@ -333,6 +336,8 @@ class Pool:
             if waiter := next((waiter for waiter in self._waiting if waiter.spec == spec), None):
                 self._waiting.remove(waiter)
                 waiter.fail(error)
+            else:
+                logger.warning("A spare sandbox could not be started: %r", error)
             self._grow()
         else:
             self._offer(box)

@@ -51,7 +51,7 @@ class RecordedEpisode:
 
     def maker(self, sandboxes: SandboxEngine) -> Callable[[], Environment]:
         """Return a function that creates the environment."""
-        return maker(self.environment.name, sandboxes=sandboxes, **self.environment.options)
+        return maker(self.environment.name, self.environment.options, sandboxes=sandboxes)
 
     def task(self, env: Environment) -> Task:
         """The episode's task, as the environment creates it now.

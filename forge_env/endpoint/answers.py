@@ -39,9 +39,10 @@ def told(value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         return {}
     details = value.get("prompt_tokens_details")
+    prompt, completion = value.get("prompt_tokens"), value.get("completion_tokens")
     raw = {
-        "prompt": value.get("prompt_tokens", value.get("input_tokens")),
-        "completion": value.get("completion_tokens", value.get("output_tokens")),
+        "prompt": value.get("input_tokens") if prompt is None else prompt,
+        "completion": value.get("output_tokens") if completion is None else completion,
         "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
     }
     numbers = {name: number for name, number in raw.items() if type(number) is int or type(number) is float}
@@ -95,7 +96,7 @@ FILTERED = (
 
 def _words(finish: str) -> str:
     """A finish reason in lower case with underscores: "max_tokens" for "FinishReason.MaxTokens" and "max-tokens"."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\s-]+", "_", finish.rpartition(".")[2]).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|[\s-]+", "_", finish.rstrip(".").rpartition(".")[2]).lower()
 
 
 def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
@@ -134,9 +135,12 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
     return reply, {name: raw[name] for name in REASONING if raw.get(name)}
 
 
-def _check_report(data: dict[str, Any]) -> None:
-    """Raise `EndpointFailureError` if an answer or an event reports an error."""
-    report = data.get("error") or ("choices" not in data and (data.get("message") or data.get("detail")))
+def _check_report(data: dict[str, Any], *, begun: bool = False) -> None:
+    """Raise `EndpointFailureError` if an answer, or an event of a stream that may have begun, reports an error."""
+    report = data.get("error")
+    is_note = begun and not data.get("code") and not data.get("status") and data.get("object") != "error"
+    if "choices" not in data and not is_note:
+        report = report or data.get("message") or data.get("detail")
     if report:
         raise EndpointFailureError(f"the endpoint reports: {beginning(report, 500)}")
 
@@ -162,9 +166,9 @@ def _reasoning(raw: dict[str, Any]) -> str:
     for text in (raw.get("reasoning_content"), raw.get("reasoning")):
         if text and isinstance(text, str | list):
             return _text(text, "reasoning")
-    details = _list(raw.get("reasoning_details")) or _list(raw.get("content"))
-    parts = [part for part in details if isinstance(part, dict)]
-    kinds = ("text", "summary") if raw.get("reasoning_details") else ("thinking",)  # a part of Mistral's content
+    details = _list(raw.get("reasoning_details"))
+    kinds = ("text", "summary") if details else ("thinking",)  # a part of Mistral's content
+    parts = [part for part in details or _list(raw.get("content")) if isinstance(part, dict)]
     return "".join(_text(next(filter(None, map(part.get, kinds)), None), "reasoning") for part in parts)
 
 
@@ -250,7 +254,7 @@ def assemble(content: bytes) -> dict[str, Any]:
         event = parse_json(payload)
         if not isinstance(event, dict):
             raise MalformedAnswerError(f"an event is {beginning(event, 100)!r} where an object is expected")
-        _check_report(event)
+        _check_report(event, begun=bool(texts or calls))
         for key in ("usage", "prompt_token_ids"):
             whole[key] = event.get(key) or whole.get(key)
         pieces = event.get("choices") or []
@@ -294,9 +298,11 @@ class _Call:
 
 def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], details: list[dict[str, Any]], piece: Any) -> None:
     try:
-        delta = piece.get("delta") or piece.get("message") or {}
+        delta = piece.get("delta") or {}
+        if not delta and not texts and not calls:  # a whole message may also repeat what was streamed before it
+            delta = piece.get("message") or {}
         if isinstance(parts := delta.get("content"), list):
-            delta = {"reasoning_content": _reasoning(delta), **delta, "content": _text(parts, "content")}
+            delta = {**delta, "reasoning_content": _reasoning(delta), "content": _text(parts, "content")}
         for key in TEXTS:
             if delta.get(key):
                 texts.setdefault(key, []).append(delta[key])

@@ -279,6 +279,10 @@ class ToolEnvironment(Environment):
         allowed = calls[: self.config.max_tool_calls - self.tool_calls]
         observation = await self._answer_calls(calls, allowed) if calls else []
         terminated = self._submitted is not None or self.is_final(message)
+        if inspect.iscoroutine(terminated):
+            terminated.close()
+            what = f"{type(self).__name__}.is_final is a coroutine function"
+            raise EnvironmentBugError(what, fix="write `def is_final`, without `async`")
         if type(terminated).__name__ not in ("bool", "bool_"):  # Python's or numpy's, which has both names
             what = f"{type(self).__name__}.is_final returned {terminated!r}"
             raise EnvironmentBugError(what, fix="return True or False")

@@ -109,7 +109,7 @@ class Evaluation:
         self._sources: dict[str, TaskSource] = {}
         for index, choice in enumerate(config.environments):
             known, at = self.classes.get(choice.name, choice.name), f"environments.{index}.options"
-            self._sources[choice.label] = TaskSource(maker(known, at, sandboxes=self._engine, **choice.options))
+            self._sources[choice.label] = TaskSource(maker(known, choice.options, at, sandboxes=self._engine))
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)

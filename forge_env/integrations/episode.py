@@ -74,7 +74,7 @@ class Episode:
         self, environment: str, *, split: str | None = None, index: int = 0, sandboxes: str = "auto", **options: Any
     ) -> None:
         self._name = environment
-        self._make = maker(environment, sandboxes=_engine(get_host(), sandboxes), **options)
+        self._make = maker(environment, options, sandboxes=_engine(get_host(), sandboxes))
         env = self._make()
         if seats := seats_of(env):
             raise UsageError(f"{environment} has the seats {', '.join(seats)}", fix=ELSEWHERE)

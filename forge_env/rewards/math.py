@@ -20,8 +20,10 @@ from forge_env.visible import shown
 
 _TAG = ("<answer>", "</answer>")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\?[{}]")
-_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s*([^\s{}$\\]+)")
-"""A box without braces: `\\boxed 5`."""
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s*([-+]?[\d.]*\d[^\s{}$\\]*|[A-Za-z](?![^\s.,{}$\\]))")
+"""A box without braces around a number or a letter: `\\boxed 5`."""
+_MOST_BETWEEN = 40
+"""Maximum characters between two boxes of a list."""
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:\\text\s*\{)?\s*(?:and|or)\s*\}?)[\s$]*")
 _HASHES = re.compile(r"####\s*([^\n]+)")
 _LEAD = re.compile(r"(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*:)[\s:]*", re.IGNORECASE)
@@ -75,32 +77,40 @@ def marked_answer(response: str) -> str | None:
     if (boxed := last_boxed(response)) is not None:
         return boxed
     lines = _HASHES.findall(response)
-    return str(lines[-1]) if lines else None
+    return str(lines[-1]) if lines else _bare_boxed(response)
 
 
 def last_boxed(text: str) -> str | None:
     """Content of the last closed `\\boxed{...}` or `\\fbox{...}`, which may contain braces; of a list, all boxes."""
-    content, end = None, 0
+    contents: list[str] = []
+    end = 0
     starts: list[re.Match[str] | None] = []  # openings of boxes; None for other braces
     for brace in _BRACE.finditer(text):
         kind = brace.group()
         if kind == "}":
             start = starts.pop() if starts else None
             if start is not None and (inside := text[start.end() : brace.start()]).strip():
-                is_list = content is not None and _BETWEEN_BOXES.fullmatch(text, end, max(end, start.start()))
-                content, end = f"{content}, {inside}" if is_list else inside, brace.end()
+                between = text[end : start.start()]
+                is_list = contents and len(between) <= _MOST_BETWEEN and _BETWEEN_BOXES.fullmatch(between)
+                contents = [*contents, *([inside] if inside not in contents else [])] if is_list else [inside]
+                end = brace.end()
         elif kind not in (r"\{", r"\}"):
             starts.append(brace if kind != "{" else None)
-    bare = None if content is not None else _BARE_BOX.findall(text)
-    return bare[-1].rstrip(".,") if bare else content
+    return ", ".join(contents) if contents else None
+
+
+def _bare_boxed(text: str) -> str | None:
+    """Content of the last box without braces."""
+    bare = _BARE_BOX.findall(text)
+    return str(bare[-1]).rstrip(".,") if bare else None
 
 
 def opened(text: str) -> str:
     """Unwrap a marked answer: remove a box, bold, formula delimiters, "The answer is"."""
     for _ in range(_MAX_WRAPPERS):
         before = text
-        if (boxed := last_boxed(text)) is not None:
-            text = boxed
+        boxed = last_boxed(text)
+        text = (boxed if boxed is not None else _bare_boxed(text)) or text
         text = text.strip()
         text = text[:-1].rstrip() if text.endswith(".") and not text.endswith("..") else text
         if len(text) > MAX_CHARS:

@@ -95,9 +95,9 @@ class Rehearsal:
             yield self.title
         if self.step_s is not None:
             yield ""
-            text = f"a step takes {duration(self.step_s)}"
+            text = f"a step takes {duration(self.step_s, fine=True)}"
             if self.plan_step_s is not None:
-                text += f"; `forge-env train --plan` forecasts {duration(self.plan_step_s)}"
+                text += f"; `forge-env train --plan` forecasts {duration(self.plan_step_s, fine=True)}"
             yield text
             for actor, shares in self.shares.items():
                 parts = sorted(shares.items(), key=lambda item: -item[1])

@@ -384,14 +384,16 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
         problem = "the prompt is null" if "prompt" in fitting or "prompt" in mapped else "no column 'prompt'"
         raise MissingColumn(f"{location}: {problem}", fix=fix)
     if choices:
-        values["prompt"] += "\n\n" + "\n".join(f"{letter}. {text}" for letter, text in choices.items())
+        values["prompt"] += "\n\n" + "\n".join(
+            f"{letter}. {text}" for letter, text in choices.items() if text is not None
+        )
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
 
 
-def _choices(value: Any, place: str) -> dict[str, str]:
+def _choices(value: Any, place: str) -> dict[str, str | None]:
     """Texts of choices by letter: from a list, `{"A": ...}`, or ARC's `{"text": [...], "label": [...]}`; also as JSON.
 
-    Choices that are null, as in padded lists, are left out.
+    Choices of padded lists are null.
     """
     value = texts = _decoded(value)
     letters: Sequence[Any] = ascii_uppercase
@@ -401,10 +403,10 @@ def _choices(value: Any, place: str) -> dict[str, str]:
     is_list = isinstance(texts, list) and not any(isinstance(text, list | Mapping) for text in texts)
     if not is_list or not 0 < len(texts) <= len(letters):
         raise UsageError(f"{place}: choices: not a list of texts", fix="map a column with a list, or none")
-    return {str(letter): str(text) for letter, text in zip(letters, texts, strict=False) if text is not None}
+    return {str(letter): None if text is None else str(text) for letter, text in zip(letters, texts, strict=False)}
 
 
-def _lettered(value: Any, choices: Mapping[str, str]) -> Any:
+def _lettered(value: Any, choices: Mapping[str, str | None]) -> Any:
     """The letter of a choice that is given by number, from 0, or by its text; other values are returned unchanged."""
     letters = list(choices)
     if isinstance(value, str) and value.strip(" ().") in choices:

@@ -60,8 +60,8 @@ def _read_json_calls(text: str, opening: str, arguments: str) -> tuple[str, list
 def _read_llama(text: str) -> tuple[str, list[ToolCall]]:
     """Llama 3: the whole turn is `{"name": ..., "parameters": {...}}`, possibly after `<|python_tag|>`."""
     body = text.strip().removeprefix("<|python_tag|>")
-    is_call = re.match(r'\s*\{\s*"(?:name|type|parameters)"', body) and re.search(r'"(?:parameters|arguments)"', body)
-    if not is_call:  # an answer in JSON may have a name
+    is_marked = body != text.strip() or re.search(r'"(?:parameters|arguments)"', body)  # an answer may have a name
+    if not is_marked or not re.match(r'\s*\{\s*"(?:name|type|parameters)"', body):
         return text, []
     return _read_json_calls(body, "", "parameters")
 
@@ -83,7 +83,9 @@ def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
         try:
             arguments, position = _JSON.raw_decode(rest, match.end())
         except (ValueError, RecursionError):
-            arguments, position = rest[match.end() :], len(rest)
+            following = rest.find("[TOOL_CALLS]", match.end())
+            position = len(rest) if following < 0 else following
+            arguments = rest[match.end() : position]
         calls.append(call_of(match[1], arguments, f"call_{len(calls)}"))
         position = _MISTRAL_NEXT.match(rest, position).end()  # type: ignore[union-attr]
     if (left := rest[position:].removesuffix("</s>").strip()) or not calls:

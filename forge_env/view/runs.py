@@ -17,7 +17,6 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ SURE = 1.96
 GAP = 0.2
 """Difference of reward and measure from which a list warns."""
 MOST_LISTED = 10_000
-"""Maximum folders to list: the first ones that the file system returns."""
+"""Maximum folders to list: the last ones by name."""
 POINTS = 80
 """Points of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
@@ -287,6 +286,8 @@ class RunView:
             with suppress(OSError):
                 paths += [(path.stat().st_mtime, path) for path in self.root.glob(pattern)]
         for _, path in sorted(paths, reverse=True)[:1]:
+            for older in [each for each in list(self._documents) if each.name == path.name and each != path]:
+                self._documents.pop(older, None)
             with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, UnsafeFileError):
                 found: Vocabulary = self._parsed(path, LARGEST_VOCABULARY, lambda text: Vocabulary(json.loads(text)))
                 return found
@@ -317,7 +318,7 @@ class RunView:
     @property
     def size(self) -> int:
         """Bytes of the files whose content it holds."""
-        documents = sum(stamp[0] for stamp, _ in self._documents.values())
+        documents = sum(stamp[0] for stamp, _ in list(self._documents.values()))  # other threads add to it
         return documents + self._metrics.size + self._trained.size + self._timeline.size
 
     def stamp(self) -> str:
@@ -488,8 +489,7 @@ class Runs:
             return [self.root.name], 0
         try:
             with os.scandir(self.root) as entries:
-                named = (entry.name for entry in entries if not entry.name.startswith("."))
-                folders = [*islice(named, MOST_LISTED + 1)]
+                folders = sorted((entry.name for entry in entries if not entry.name.startswith(".")), reverse=True)
         except OSError:
             return [], 0
         runs = [name for name in folders[:MOST_LISTED] if is_run(self.root / name)]

@@ -129,6 +129,8 @@ def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None
         fe.make("blackjack", max_turns=0)
     with pytest.raises(UsageError, match=r"sandboxes='docker' is not a started engine.*fe.open_engine"):
         fe.make("good", sandboxes="docker")
+    with pytest.raises(ConfigError, match=r"sandboxes: unknown key"):
+        registry.maker("calculator", {"sandboxes": 1})
     with pytest.raises(ConfigError, match=r"max_turn: unknown key \(did you mean max_turns\?\)"):
         fe.make("good", max_turn=1)
     with pytest.raises(ConfigError, match=r"dataset.pth: unknown key \(did you mean dataset.path\?\)"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,6 +31,8 @@ SAVING = 0.02
 """Share of the trainer's time that checkpoints may cost."""
 MOST_LOST_S = 3600.0
 """Seconds of training that the death of a trainer may lose."""
+step_time = partial(duration, fine=True)
+"""Format the duration of a step; below a second in milliseconds, since two are compared."""
 _DOTTED = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
 
 
@@ -191,8 +194,8 @@ class Critic:
                 "grpo.max_off_policy_steps",
                 f"{grpo.max_off_policy_steps} starves the trainer: it waits for episodes {100 * waits:.0f} % of its "
                 f"time, while the generators wait for requests {100 * idle:.0f} % of theirs",
-                f"with {grpo.max_off_policy_steps + 1}, a step takes {duration(other)} "
-                f"instead of {duration(performance.step_s)}",
+                f"with {grpo.max_off_policy_steps + 1}, a step takes {step_time(other)} "
+                f"instead of {step_time(performance.step_s)}",
             )
 
     def _sandboxes(self) -> Iterator[Finding]:
@@ -203,12 +206,12 @@ class Critic:
         other = self._again(sandbox__concurrency=episodes)
         before = self.performance.step_s
         if 0 < other < (0.95 * before or float("inf")):
-            instead = f"instead of {duration(before)}" if before else "and the run does not fail"
+            instead = f"instead of {step_time(before)}" if before else "and the run does not fail"
             now = config.sandbox.concurrency or f"unset, so {4 * self.scene.cpus}"
             yield Finding(
                 "sandbox.concurrency",
                 f"sandboxes are too few ({now}): episodes wait for one {100 * waits:.0f} % of their time",
-                f"with one for each of the {episodes} open episodes, a step takes {duration(other)} {instead}",
+                f"with one for each of the {episodes} open episodes, a step takes {step_time(other)} {instead}",
             )
 
     def _batch(self) -> Iterator[Finding]:
@@ -222,7 +225,7 @@ class Critic:
             yield Finding(
                 "generator.max_num_seqs",
                 f"{section.max_num_seqs} sequences at once are few: requests wait for a place in an engine",
-                f"with {most}, a step takes {duration(other)} instead of {duration(self.performance.step_s)}",
+                f"with {most}, a step takes {step_time(other)} instead of {step_time(self.performance.step_s)}",
             )
 
     # --- checkpoints and the watchdog

@@ -167,7 +167,7 @@ class LocalWorker:
 
     def _maker(self) -> MakeEnvironment:
         section = self._config.environment
-        return maker(section.name, sandboxes=self._engine, **section.options)
+        return maker(section.name, section.options, sandboxes=self._engine)
 
     @cached_property
     def _chat(self) -> Chat:

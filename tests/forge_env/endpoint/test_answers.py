@@ -43,6 +43,17 @@ TEXT = {"type": "text", "text": "b"}
         (stream(delta("stop", content="a"), before=b"\xef\xbb\xbf"), ("a", None, "stop", [])),
         (stream(delta("stop", content="a"), before=b"data: \n\n"), ("a", None, "stop", [])),
         (stream({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}), ("a", None, "stop", [])),
+        (
+            stream(delta(content="a"), {"choices": [{"message": {"content": "ab"}, "finish_reason": "stop"}]}),
+            ("a", None, "stop", []),
+        ),
+        (stream(delta(content="a"), {"message": "ping"}, delta("stop")), ("a", None, "stop", [])),
+        (whole(content=[TEXT], reasoning_details={"a": 1}), ("b", None, "stop", [])),
+        (
+            stream(delta(content=[THINKING], reasoning_content=None), delta("stop", content="b")),
+            ("b", "hm", "stop", []),
+        ),
+        (whole("length.", content="a"), ("a", None, "length", [])),
         (stream(delta(content=[THINKING]), delta("stop", content=[TEXT])), ("b", "hm", "stop", [])),
         (stream(piece(1, "x", "f", "{}")), ("", None, "stop", CALL_F)),
         (stream(piece("0", "x", "f", {})), ("", None, "stop", CALL_F)),
@@ -60,7 +71,12 @@ def test_answers_of_several_makers(answer: dict[str, Any] | bytes, expected: tup
 
 
 @pytest.mark.parametrize(
-    "usage", [{"prompt_tokens": 7.0, "completion_tokens": 3.0}, {"input_tokens": 7, "output_tokens": 3}]
+    "usage",
+    [
+        {"prompt_tokens": 7.0, "completion_tokens": 3.0},
+        {"input_tokens": 7, "output_tokens": 3},
+        {"prompt_tokens": None, "input_tokens": 7, "completion_tokens": 3},
+    ],
 )
 def test_usage_of_several_makers(usage: dict[str, Any]) -> None:
     reply, _ = read_answer(whole(content="a", usage=usage))

@@ -400,8 +400,12 @@ def test_boxes_may_hold_braces() -> None:
     assert last_boxed(r"\boxed{\{1, 2\}}") == r"\{1, 2\}"
     assert last_boxed(r"\boxed{1} \boxed{2") == "1"
     assert last_boxed("no box {1}") is None
+    assert last_boxed(r"$\boxed{5}$, $\boxed{5}$") == "5"
+    assert marked_answer("Put it in \\boxed.\n#### 42") == "42"
+    assert marked_answer(r"I will use \boxed at the end.") is None
     begun = time.perf_counter()
     last_boxed(r"\boxed{" * 100_000)
+    assert last_boxed(r"\boxed{1}" + "\n" * 100_000 + r"\boxed{2}") == "2"
     assert time.perf_counter() - begun < 5
 
 

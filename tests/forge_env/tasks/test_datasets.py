@@ -539,3 +539,9 @@ def test_columns_without_a_name_and_ids_that_are_not_taken_may_repeat(tmp_path: 
     (tmp_path / "a.csv").write_text("prompt,id,,\na,x,,\nb,x,,\n")
     tasks = load_tasks({"path": str(tmp_path / "a.csv"), "columns": {"id": None}})
     assert [tasks[index].id for index in range(2)] == ["train-0", "train-1"]
+
+
+def test_a_number_counts_the_nulls_of_padded_choices(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", {"prompt": "?", "c": ["x", None, "y"], "answer": 2})
+    [task] = load_tasks({"path": str(path), "columns": {"choices": "c", "answer": "answer"}})
+    assert task.data == {"answer": "C"}

@@ -86,6 +86,7 @@ def test_templates_have_what_transformers_gives_them() -> None:
     ("vllm", "text", "expected"),
     [
         ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
+        ("llama3_json", '<|python_tag|>{"name": "f"}', [("f", "{}")]),
         ("llama3_json", '<|python_tag|>{"name": "f", "arguments": {}}; {"name": "g"}', [("f", "{}"), ("g", "{}")]),
         ("llama3_json", '{"name": "f", "parameters": {', [("", '{"name": "f", "parameters": {')]),
         ("llama3_json", '{"answer": 42}', []),
@@ -93,6 +94,7 @@ def test_templates_have_what_transformers_gives_them() -> None:
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "abc"}]', [("f", '{"a": 1}')]),
         ("mistral", '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g[CALL_ID]x[ARGS]{}', [("f", '{"a": 1}'), ("g", "{}")]),
         ("mistral", '[TOOL_CALLS]f{"a": "[TOOL_CALLS]"}, g{}</s>', [("f", '{"a": "[TOOL_CALLS]"}'), ("g", "{}")]),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{bad}[TOOL_CALLS]g[ARGS]{}", [("f", "{bad}"), ("g", "{}")]),
         ("mistral", '[TOOL_CALLS]f{"a": 1', [("f", '{"a": 1')]),
         ("llama3_json", '{"name": "Ada", "age": 5}', []),
         ("llama3_json", '{"parameters": {"a": 1}, "name": "f"}', [("f", '{"a": 1}')]),
