@@ -329,7 +329,7 @@ class Pool:
         return box
 
     async def _start_for(self, spec: SandboxSpec) -> None:
-        """Start a box for a waiter, or as a warm one. A failure is raised by the first waiter for this spec, if any."""
+        """Start a box for a waiter or to keep warm. If that fails, the first waiter for this spec gets the error."""
         try:
             box = await self._start(spec)
         except Exception as error:  # noqa: BLE001  after a bug of an engine, too, the caller must not wait

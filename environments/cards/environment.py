@@ -24,8 +24,8 @@ class CardsConfig(SingleTurnConfig):
     """Kinds of sentences, drawn uniformly: 1, facts in the order of the keys; 2, in another order; 3, with a second
     person of whom nothing is asked."""
     partial_credit: float = Field(0.5, ge=0.0, lt=1.0)
-    """Maximum reward for an object that isn't exact: three quarters of it by the share of right facts, one quarter for
-    the four keys. The exact object earns 1."""
+    """Maximum reward for an object that isn't exact. Three quarters of it depend on the share of correct facts, one
+    quarter on having exactly the four keys. The exact object earns 1."""
 
 
 def solved(task: Task, completion: str) -> float:
@@ -50,7 +50,7 @@ def keys(completion: str) -> float:
 
 
 def score(task: Task, completion: str, env: Cards) -> float:
-    """1 for the exact object, otherwise `partial_credit` times three quarters of `facts` and one of `keys`."""
+    """1 for the exact object, otherwise `partial_credit * (0.75 * facts + 0.25 * keys)`."""
     part = 0.75 * facts(task, completion) + 0.25 * keys(completion)
     return solved(task, completion) or env.config.partial_credit * part
 
@@ -67,7 +67,7 @@ class Cards(fe.SingleTurnEnvironment):
     def task(self, split: str, index: int) -> Task:
         """Return the sentence generated for `(seed, split, index)`.
 
-        `eval` has people, by name, city and job, that are in no other split; `unseen` has words that are in none.
+        No other split has a person of `eval` (the same name, city and job), or a name, city or job of `unseen`.
         """
         rng = Random(f"cards/{self.config.seed}/{split}/{index}")
         part = "unseen" if split == "unseen" else "seen"

@@ -1,10 +1,10 @@
-"""Names, cities, jobs and sentences. Every fifth word is in the split `unseen` only; sentences are shared."""
+"""Names, cities, jobs and sentences. Every fifth word is only in the split `unseen`; all splits share sentences."""
 
 from __future__ import annotations
 
 
 def _split(text: str) -> dict[str, list[str]]:
-    """Divide sorted words into every fifth, `unseen`, and the others, `seen`."""
+    """Return the words by part: in alphabetical order, every fifth is `unseen`, the others are `seen`."""
     words = sorted(text.split())
     unseen = words[4::5]
     return {"seen": [word for word in words if word not in unseen], "unseen": unseen}

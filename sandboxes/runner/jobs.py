@@ -125,7 +125,7 @@ class Job:
         return min(self.deadline, self.attended, self.turn.deadline if self.turn else FOREVER)
 
     def collect_values(self, reading: int, limit: int) -> None:
-        """Make a pipe the value channel, of which at most `limit` bytes are read."""
+        """Use a pipe as the value channel, and read at most `limit` bytes from it."""
         os.set_blocking(reading, False)
         self.channel, self.values_limit = reading, limit
 

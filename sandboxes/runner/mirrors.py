@@ -504,7 +504,7 @@ def _solution_of(mirrored: Mirror | type) -> Solution:
 
 
 def _ask(mirrored: Mirror | type, operation: str, name: str = "", /, *arguments: Any, **named: Any) -> Any:
-    """Execute an operation on what an object or a class stands for."""
+    """Ask the solution for an operation on the original of a mirrored object or class."""
     return _solution_of(mirrored).ask(operation, number_of(mirrored), name, *arguments, **named)
 
 

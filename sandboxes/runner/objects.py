@@ -162,13 +162,13 @@ class Encoder:
     def request(
         self, operation: str, number: int, name: str, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """A request for an operation on an object of the other end."""
+        """Encode a request for an operation on an object of the other end."""
         sent = self.encode_all(*arguments, *named.values())
         kwargs = dict(zip(named, sent[len(arguments) :], strict=True))
         return {"op": operation, "o": number, "name": name, "args": sent[: len(arguments)], "kwargs": kwargs}
 
     def arguments(self, request: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments of the other end's request."""
+        """Decode the positional and named arguments of a request from the other end."""
         named = request["kwargs"].items()
         return [self.decode(item) for item in request["args"]], {str(name): self.decode(item) for name, item in named}
 

@@ -244,7 +244,7 @@ class _Server:
     # --- objects of the tests
 
     def ask(self, operation: str, number: int, name: str, /, *arguments: Any, **named: Any) -> Any:
-        """Ask the tests for an operation, while they wait for an answer of this end. Threads take turns."""
+        """Ask the tests, which are waiting for an answer of this process, for an operation. Threads take turns."""
         with self._turn:
             self._send(self._encoder.request(operation, number, name, arguments, named))
             while "op" in (answer := self._receive()):
@@ -294,11 +294,11 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "value": lambda target, _: _base(target)[1],
     "copied": lambda target, name: getattr(copy, name)(target),
 }
-"""What tests ask for: functions of an object, a name and arguments."""
+"""Operations that tests may ask for, as functions of an object, a name and arguments."""
 
 
 def _bound(target: Any, name: str) -> Any:
-    """A special method of an object."""
+    """Return an object's special method, looked up on its class as the interpreter does."""
     return getattr(type(target), name).__get__(target)
 
 

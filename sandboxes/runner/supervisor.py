@@ -38,8 +38,8 @@ ATTEND_S = 0.004
 class Spare:
     """A forked child that waits for a request: our ends of its request socket, stdout and stderr.
 
-    The child's own ends of the two pipes stay open here as well. Otherwise its end would be reported three times, by
-    each pipe and by the zygote, and the first two reports would interrupt the child while it ends.
+    The child's ends of the two pipes stay open here as well. Otherwise its exit would be reported three times, by each
+    pipe and by the zygote, and the first two reports would interrupt the child while it exits.
     """
 
     ticket: int
