@@ -352,7 +352,7 @@ class HeldFolder:
         self._lock: int | None = None
 
     def hold(self) -> Self:
-        """Create the folder and its subfolders, and lock it until `release`; also as a context manager.
+        """Create the folder and its subfolders, and lock it until `release`. The result is also a context manager.
 
         Raises:
             ForgeError: it can't be created.

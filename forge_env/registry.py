@@ -167,7 +167,7 @@ def maker(
     *,
     sandboxes: SandboxEngine | None = None,
 ) -> Callable[[], Environment]:
-    """Return a function that creates environments like `make`, with one config that is validated only once.
+    """Return a function that creates environments as `make` does, but validates the options only once.
 
     Args:
         options: fields of its `config_class`.

@@ -46,8 +46,8 @@ def add_arguments(parser: Parser) -> None:
         "convert",
         help="convert a GGUF file, or the text part of a model with vision, to a checkpoint folder",
         description="Convert a GGUF file, the format of llama.cpp, to a Hugging Face folder in bfloat16 that can be "
-        "trained and evaluated. What quantization took from the weights stays lost; the rounding is printed. Of a "
-        "folder of Qwen 3.5 or Gemma 3 that also reads images, the text part is copied.",
+        "trained and evaluated. Precision lost to quantization is not restored; the rounding error is printed. "
+        "If FROM is a folder of Qwen 3.5 or Gemma 3 with a vision part, its text part is written.",
     )
     convert.add_argument("file", metavar="FROM", help="a .gguf file, or a checkpoint folder with a vision part")
     convert.add_argument("out", metavar="TO", help="folder to write, which must not exist")

@@ -46,7 +46,7 @@ def drawing(curves: Sequence[Curve], width: int, height: int, bounds: tuple[floa
     Points with a standard error get an error bar; the line between them is faint, since the values there are unknown.
 
     Args:
-        bounds: fixed range of y, else the range of the data.
+        bounds: range of y; by default, the range of the data.
     """
     y_ticks = ticks(*(bounds or _range([y for curve in curves for y in curve.y])))
     x_range = _range([x for curve in curves for x in curve.x])

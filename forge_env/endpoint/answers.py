@@ -32,7 +32,7 @@ MOST_TOKENS = 10**9
 
 
 def told(value: Any) -> dict[str, int]:
-    """`prompt`, `cached` (part of the prompt) and `completion` tokens in an answer's `usage`, if plausible.
+    """Return the plausible token counts in an answer's `usage`: `prompt`, `cached` (part of the prompt), `completion`.
 
     Some endpoints use the names of OpenAI's Responses API, or give numbers as floats.
     """
@@ -152,7 +152,7 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def _text(value: Any, what: str) -> str:
-    """Text, also from a list of texts or content parts; "" for null."""
+    """Check that a value is text and return it. Lists of texts or content parts are joined; null becomes ""."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -335,10 +335,11 @@ def _add_detail(details: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _add_call(calls: list[_Call], piece: dict[str, Any]) -> None:
-    """Add a piece of a call. Pieces of a call share an index; without index and id, a piece continues the last call.
+    """Add a fragment of a streamed tool call.
 
-    Some endpoints give all calls the same index: a piece with a name and another id begins a call. Others repeat the
-    name in every piece.
+    Fragments of a call share an index. A fragment with neither index nor id continues the last call. Some endpoints
+    give all calls the same index, so a fragment with a name and a new id begins a call. Others repeat the name in every
+    fragment.
     """
     index, call_id, function = piece.get("index"), piece.get("id"), piece.get("function") or {}
     name, arguments = function.get("name") or "", function.get("arguments") or ""

@@ -321,8 +321,8 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
 
 
 def finite_numbers(values: Any, names: Collection[str]) -> dict[str, float] | None:
-    """The numbers in a mapping; None if something in it is not a number of at most `LARGEST_NUMBER`, or not of one of
-    these names."""
+    """Return a mapping's numbers, or None if a key is not in `names` or a value is not a number within
+    `LARGEST_NUMBER`."""
     try:
         numbers = {name: float(value) for name, value in values.items() if name in names and not isinstance(value, str)}
         return numbers if len(numbers) == len(values) and all(map(is_bounded, numbers.values())) else None

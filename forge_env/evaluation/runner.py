@@ -380,7 +380,7 @@ class Runner:
         if self.error is not None:
             return
         if bugs is not None:
-            fix = "fix the environment, then --resume; --max-bug-rate is the limit"
+            fix = "fix the environment, then --resume; --max-bug-rate sets the limit"
             self.error = RunAbortedError(bugs, fix=fix)
         elif (fatal := self._hopeless()) is not None:
             self.error = _refused(fatal)

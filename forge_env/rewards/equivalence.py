@@ -297,7 +297,7 @@ _BUILDER = re.compile(
     r"^\s*\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\(?:mathbb\s*\{\s*R\s*\}|R)\s*)?(?:\\mid(?![a-z])|[|:])(?P<condition>.*?)\\?\}\s*$"
 )
 _TURNED = re.compile(r"([\[\](])\s*([^\[\](),]+,[^\[\](),]+?)\s*([\[\])])")
-"""An interval, whose excluded ends may be marked by turned brackets, as in France: `]0, 1[`."""
+"""An interval in which a turned bracket may mark an excluded end, as in France: `]0, 1[`."""
 _LEFT = {"]": "(", "[": "[", "(": "("}
 _RIGHT = {"[": ")", "]": "]", ")": ")"}
 _MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\[a-z]?dots|\.\.\.|\\(?:text|math)[a-z]*\s*\{[^{}]*\d")

@@ -70,7 +70,7 @@ def parse_number(text: str) -> float | None:
 def marked_answer(response: str) -> str | None:
     """Extract the marked answer of a response: the last `<answer>` tag, `\\boxed{}` or `####` line.
 
-    Boxes joined by a comma, "and" or "or" are one answer, a list.
+    Boxes joined by a comma, "and" or "or" form one answer: a list.
     """
     if (tagged := last_between(response, *_TAG)) is not None:
         return tagged
@@ -81,7 +81,7 @@ def marked_answer(response: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """Content of the last closed `\\boxed{...}` or `\\fbox{...}`, which may contain braces; of a list, all boxes."""
+    """Return the content of the last closed `\\boxed{...}` or `\\fbox{...}`, or of all boxes if they form a list."""
     contents: list[str] = []
     end = 0
     starts: list[re.Match[str] | None] = []  # openings of boxes; None for other braces

@@ -233,7 +233,7 @@ def quantity(text: str) -> Quantity | None:
 
 
 def _unlocalized(text: str) -> str:
-    """Rewrite the number at the beginning of `text` if it is certainly of another locale, which "1.234" isn't."""
+    """Convert a number of another locale at the start of `text`; one that may be in English, as "1.234", is kept."""
     match = _LOCAL.match(text)
     if match is None or match["group"] == match["point"]:
         return text

@@ -391,9 +391,9 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
 
 
 def _choices(value: Any, place: str) -> dict[str, str | None]:
-    """Texts of choices by letter: from a list, `{"A": ...}`, or ARC's `{"text": [...], "label": [...]}`; also as JSON.
+    """Return the text of each choice by letter; None for null choices, as in padded lists.
 
-    Choices of padded lists are null.
+    Accepts a list, `{"A": ...}` or ARC's `{"text": [...], "label": [...]}`, also as JSON text.
     """
     value = texts = _decoded(value)
     letters: Sequence[Any] = ascii_uppercase
@@ -412,7 +412,7 @@ def _lettered(value: Any, choices: Mapping[str, str | None]) -> Any:
     if isinstance(value, str) and value.strip(" ().") in choices:
         return value.strip(" ().")
     if isinstance(value, int | float) and not isinstance(value, bool) and value in range(len(letters)):
-        return letters[int(value)]  # a column of integers with a null in it is one of floats
+        return letters[int(value)]  # a null turns a column of integers into floats
     if isinstance(value, str) and list(choices.values()).count(value) == 1:
         return next(letter for letter, text in choices.items() if text == value)
     if isinstance(value, str) and value.isdecimal() and int(value) < len(letters):
@@ -421,7 +421,7 @@ def _lettered(value: Any, choices: Mapping[str, str | None]) -> Any:
 
 
 def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
-    """Value of a column, or of a key or position nested in one: `reward_model.ground_truth`, `answers.text.0`."""
+    """Return the value of a column, or one nested in it: `reward_model.ground_truth`, `answers.text.0`."""
     if column in row:
         return row[column]
     value: Any = row
@@ -436,7 +436,7 @@ def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """The object or list in a text that is one as JSON, as in columns of several datasets; otherwise the value."""
+    """Parse text that is a JSON object or list, as several datasets store them; return other values unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
     except (ValueError, RecursionError):
@@ -444,7 +444,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _conversation(value: Any) -> Any:
-    """The list of messages in a text that is one as JSON; otherwise the value."""
+    """Parse text that is a JSON list of messages; return other values unchanged."""
     rows = _decoded(value)
     is_conversation = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
     return rows if is_conversation and {"role", "from"} & rows[0].keys() else value
@@ -459,7 +459,7 @@ def _is_nan(value: Any) -> bool:
 # Conversations in rows: OpenAI's `role` and `content`, or ShareGPT's `from` and `value`.
 
 ROLES = {"human": "user", "gpt": "assistant", "developer": "system"}
-"""Roles of ShareGPT, and OpenAI's newer name of the system -> roles of messages."""
+"""Message roles by other names: those of ShareGPT, and OpenAI's newer name of the system role."""
 
 
 def read_messages(rows: Sequence[Any], place: str) -> list[Message]:

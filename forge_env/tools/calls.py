@@ -77,7 +77,7 @@ class ToolCalls:
 
         Args:
             limit_s: time limit of a tool that has none of its own.
-            seconds: durations of the calls of one message; this one's is stored at `place`.
+            seconds: durations of a message's calls; receives this call's duration at index `place`.
         """
         name = call.function.name
         if (tool := tools.get(name)) is None:

@@ -92,8 +92,11 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
     """Split a turn's text into `(thoughts, rest)`.
 
     A block that is never closed extends to the end, or to a complete call at the end: some models call a tool without
-    closing their thoughts. A block may contain others. Repeated closing tags are dropped. `only_leading`: thoughts that
-    the prompt opened are already parsed, so a lone closing tag has no meaning. `opened`: the prompt has opened a block.
+    closing their thoughts. Blocks may be nested. Repeated closing tags are dropped.
+
+    Args:
+        only_leading: thoughts that the prompt opened are already parsed, so a lone closing tag ends no block.
+        opened: the prompt has opened a block.
     """
     thoughts: list[str] = []
     opening = _OPEN.match(text)
@@ -143,7 +146,8 @@ def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> 
 def read_call(block: str, call_id: str) -> ToolCall:
     """Parse a call, `{"name": ..., "arguments": {...}}`; the call is malformed if `block` isn't such an object.
 
-    The object may be the "function" of another, as in OpenAI's format, and its arguments "parameters", as in Llama's.
+    The object may be the value of "function", as in OpenAI's format. The arguments may be named "parameters", as in
+    Llama's format.
     """
     try:
         data = read_json(block, finite=False)  # as vLLM's parsers: the tool rejects the arguments

@@ -218,7 +218,7 @@ svg { font: 12px system-ui, sans-serif; background: #fff; }
 
 
 def svg(chart: Chart, low: float | None = None, high: float | None = None) -> str:
-    """Draw the steps of a chart that the page shows as a standalone SVG file of 960 by 394 pixels."""
+    """Draw a chart from step `low` to `high` as a standalone SVG file of 960 by 394 pixels."""
     lines = [_cut(line if chart.strip else thinned(line), low, high) for line in chart.curves]
     lines = [line for line in lines if line.x]
     title = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))

@@ -1,4 +1,4 @@
-"""The contents of a run's pages, as values of their templates, for the server and for reports."""
+"""Values for the templates of a run's pages, which the server and reports share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def overview(run: RunView, around: int | None = None) -> dict[str, Any]:
     """The four answers and the curves of a training run.
 
     Args:
-        around: step around which the reward's change is explained; None: between first and last fifth.
+        around: step whose before and after are compared; None compares the first with the last fifth of the episodes.
     """
     found, figures = digest_of(run, around), run.figures()
     parts = [

@@ -51,9 +51,9 @@ class Digest:
     kind: str
     """Kind of the episodes that `failures` covers, as in `Filter`."""
     looked_at: str
-    """The kind in words: samples, held-out or training episodes."""
+    """The kind in words: samples, held-out episodes or training episodes."""
     episodes: int
-    """Their number."""
+    """Number of episodes of this kind."""
     failures: list[Failure] = field(default_factory=list)
     unsolved: int = 0
     """Number of training episodes, or samples, with the maximum reward for an unsolved task."""
@@ -140,7 +140,7 @@ def digest_of(run: RunView, around: int | None = None) -> Digest:
     """Summarize an opened run.
 
     Args:
-        around: step around which the reward's change is explained; None: between first and last fifth.
+        around: step whose before and after are compared; None compares the first with the last fifth of the episodes.
     """
     kind, looked_at = failures_of(run)
     result = Digest(

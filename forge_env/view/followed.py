@@ -20,7 +20,7 @@ class Followed(ABC):
 
     def __init__(self, path: Path, **limits: int) -> None:
         self.size = 0
-        """Bytes that were read, of which the content takes about ten times as many in memory."""
+        """Bytes read so far. Their parsed content takes about ten times as much memory."""
         self._lines = NewLines(path, **limits)
         self._lock = threading.Lock()
 

@@ -33,9 +33,9 @@ class Listing:
     rows: list[Row]
     total: int
     after: str
-    """The name after which the next page begins; empty: this is the last."""
+    """The name after which the next page begins; empty on the last page."""
     cut: int
-    """Number of the folder's entries that were looked at, if it has more; else 0."""
+    """Number of entries that were read if the folder has more of them, else 0."""
     partial: bool
     """Whether the search or the order covers only the newest runs."""
 

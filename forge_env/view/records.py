@@ -52,7 +52,7 @@ class CallView:
     arguments: list[Piece]
     seconds: float | None = None
     credit: Mapping[str, Any] | None = None
-    """What it was worth, if the page shows that (`forge_env.view.credit`)."""
+    """The call's credit, on pages that show credits (`forge_env.view.credit`)."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class MessageView:
     """Figures of the turn, in one line of small print."""
     seat: str = ""
     credit: Mapping[str, Any] | None = None
-    """As in `CallView`, of a message without calls."""
+    """Credit of a message without calls."""
 
 
 def conversation(trajectory: Trajectory, longest: int = SHOWN) -> list[MessageView]:

@@ -106,7 +106,7 @@ def html(root: Path, cache: Path | None = None) -> str:
 
 
 def _picture(chart: Chart | None) -> str:
-    """Return a chart as the address of a picture that holds it."""
+    """Return a chart as the data URL of a picture; empty without a chart."""
     return "" if chart is None else f"data:image/svg+xml;base64,{b64encode(svg(chart).encode()).decode()}"
 
 

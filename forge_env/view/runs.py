@@ -52,7 +52,7 @@ from forge_env.view.timeline import Timeline
 MOST_OPEN = 32
 """Maximum runs whose index stays open."""
 MOST_HELD = 2 * LARGEST_TABLE
-"""Maximum bytes of files whose content is held in memory, which takes ten times as much. One run may have more."""
+"""Maximum bytes of files held in memory, where their content takes ten times as much. A single run may exceed it."""
 SURE = 1.96
 """Standard errors of a 95 % interval."""
 GAP = 0.2
@@ -481,9 +481,9 @@ class Runs:
             return run
 
     def names(self) -> tuple[list[str], int]:
-        """List the runs, newest first; and `MOST_LISTED` if the folder has more entries, else 0.
+        """Return the runs, newest first, and `MOST_LISTED` if the folder has more entries, else 0.
 
-        The other entries are not looked at: such runs can only be opened by their address.
+        Entries beyond `MOST_LISTED` are not read. Runs among them can only be opened by their address.
         """
         if self.single:
             return [self.root.name], 0

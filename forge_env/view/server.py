@@ -86,7 +86,7 @@ class Guard:
         await self._app({**scope, "path": path}, receive, answer)
 
     def _refused(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that the application must not see; None: it is authorized."""
+        """Return the response to a request that must not reach the application; None if it is authorized."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         port, raw_path = self._port(), scope.get("raw_path", b"/")
         hosts = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())

@@ -27,7 +27,7 @@ def attempt(action, *leak):
     except OSError: return
     if leak: print('{LEAK}', *leak)
 """
-"""Start of programs that try much: a call with more than an action prints these if the action succeeds."""
+"""Prelude of programs with many attempts: `attempt(action, *leak)` reports `leak`, if given, when `action` succeeds."""
 Unguarded = Literal["", "user", "root", "judge"]
 
 

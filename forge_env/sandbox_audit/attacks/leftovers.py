@@ -67,7 +67,7 @@ for p in os.listdir('/proc'):
         attempt(lambda: os.sched_setaffinity(int(p), {0}))
 """, session=True),
     Attack("limits its parents", "leftovers",
-           "Lower the limits, and the share of processors, of every process it may, the init and the runner too.",
+           "Lower the limits and restrict the CPUs of every reachable process, including init and the runner.",
            ATTEMPT + """\
 import os, resource
 for p in sorted({1, os.getppid(), *(int(p) for p in os.listdir('/proc') if p.isdigit())} - {os.getpid()}):

@@ -74,7 +74,7 @@ for kind in (2, 3, 10):
     for protocol in (0x0003, 0x0300, 0x0008):
         attempt(lambda: socket.socket(17, kind, protocol), kind)
 """, unguarded="root"),
-    Attack("netlink", "network", "Ask and change the kernel's network, audit and device services.", ATTEMPT + """\
+    Attack("netlink", "network", "Query and change the kernel's network, audit and device services.", ATTEMPT + """\
 import socket
 for protocol in range(32):
     attempt(lambda: socket.socket(16, socket.SOCK_RAW, protocol), protocol)
