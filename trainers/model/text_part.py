@@ -1,4 +1,4 @@
-"""The text part of checkpoints that also read images (Gemma 3, Qwen 3.5): a folder of its own, which can be trained."""
+"""Extraction of the text part of checkpoints with a vision part (Gemma 3, Qwen 3.5) to a folder that can be trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-"""Of the text part's names, and in their place; those of the vision part and of draft heads begin in other ways."""
+"""Prefixes of the text part's tensor names, and their replacements; vision parts and draft heads have others."""
 _HEAD = "lm_head.weight"
 
 
@@ -46,7 +46,7 @@ def text_part(folder: Path, out: Path) -> None:
     names = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
     text = {**{name: config[name] for name in names if name in config}, **config["text_config"]}
     text["model_type"] = family = f"{config['model_type']}_text"
-    # the files on the hub leave out what is the default in transformers
+    # config.json on the hub omits values that are defaults in transformers
     text = AutoConfig.for_model(**text).to_dict() | {"architectures": [ARCHITECTURES[family]]}
     check_hf_config(dict(text), str(folder))
     with written_whole(out) as staging:
@@ -68,8 +68,9 @@ def text_part(folder: Path, out: Path) -> None:
 
 
 def fetched(name: str) -> Path:
-    """Download a model from the hub, and return its folder; of one with a vision part, that of its text part in the
-    cache.
+    """Download a model from the hub and return its folder.
+
+    If the model has a vision part, its text part is written to the cache, and that folder is returned.
     """
     folder = from_hub(name)
     if not has_vision(read_config(folder)):
@@ -81,7 +82,7 @@ def fetched(name: str) -> Path:
 
 
 def _renamed(name: str) -> str | None:
-    """Name of a tensor in the text part; None: it isn't in there."""
+    """Return a tensor's name in the text part; None if it belongs to another part."""
     for prefix, new in _PREFIXES.items():
         if name.startswith(prefix):
             return new + name.removeprefix(prefix)
@@ -89,7 +90,7 @@ def _renamed(name: str) -> str | None:
 
 
 def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split a tensor of all experts of a layer into one for each expert and projection; others stay as they are."""
+    """Split a tensor of all experts of a layer by expert and projection; yield other tensors unchanged."""
     experts, _, projection = name.rpartition(".")
     if not experts.endswith(".experts"):
         yield name, tensor

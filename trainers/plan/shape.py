@@ -179,7 +179,7 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[tuple[int, bool, bool], ...]:
-        """Numbers of blocks of each kind, with whether these have experts, and gated delta layers."""
+        """For each kind of block: their number, whether they have experts, and whether they have gated delta layers."""
         if self.linear:  # then experts are in all blocks or in none
             experts = self.mixtures > 0
             return (self.layers - self.linear, experts, False), (self.linear, experts, True)

@@ -1,4 +1,4 @@
-"""Rotary positions: their scalings, in a part of each head, or in none."""
+"""Rotary positions with scalings, in all, a part or none of each head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ScaledRoPE(CosSinRoPE):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(CosSinRoPE.Config):  # type: ignore[misc]
-        """TorchTitan's fields, divisors of the frequencies (one, or one each), and a factor of cosines and sines."""
+        """TorchTitan's fields, divisors of frequencies (one, or one for each), and a factor of cosines and sines."""
 
         divisors: tuple[float, ...] = (1.0,)
         magnitude: float = 1.0
@@ -46,7 +46,7 @@ class ScaledRoPE(CosSinRoPE):  # type: ignore[misc]
 
 
 def rope_config(kind: type[RoPE], hf: Mapping[str, Any], layer: int, max_length: int) -> RoPE.Config:
-    """Build the config of a layer's rotary positions, of class `kind` if that can compute them."""
+    """Build the config of a layer's rotary positions: of `kind` if that can compute them, else of `ScaledRoPE`."""
     rope, size = rope_parameters(hf, layer), hf["head_dim"]
     rotated = int(size * rope["partial_rotary_factor"]) if rotates(hf, layer) else 0
     options: dict[str, Any] = {"dim": rotated, "max_seq_len": max_length, "theta": rope["rope_theta"]}
@@ -65,7 +65,7 @@ def rope_config(kind: type[RoPE], hf: Mapping[str, Any], layer: int, max_length:
     elif scaling == "linear":
         options["divisors"] = (rope["factor"],)
     elif scaling == "longrope":
-        # Ding et al. 2024, arXiv 2402.13753; one choice for sequences of any length, as in vLLM
+        # Ding et al. 2024, arXiv 2402.13753; the same factors for sequences of any length, as in vLLM
         original = rope["original_max_position_embeddings"]
         options["divisors"] = tuple(rope["long_factor" if max_length > original else "short_factor"])
         growth = max(hf.get("max_position_embeddings", original) / original, 1.0)
