@@ -97,7 +97,7 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
 
 
 def accounts_of(results: list[dict[str, Any]]) -> list[list[object]]:
-    """Return the share of time that each actor spent on each activity, a column per result, if it ever matters."""
+    """Return each actor's share of time per activity, a column per result; leave out activities below 1 %."""
     accounts = [each["account"] for each in results]
     activities = dict.fromkeys((actor, doing) for account in accounts for actor in account for doing in account[actor])
     rows = {key: [account.get(key[0], {}).get(key[1], 0.0) for account in accounts] for key in activities}

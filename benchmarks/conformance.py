@@ -191,7 +191,7 @@ def recorded() -> dict[str, Sequence[object]]:
 def run(
     name: str, kits: Sequence[Kit], for_pytest: Sequence[str], *, use_newest: bool = False
 ) -> tuple[int, list[Check], dict[str, str]]:
-    """Run the tests of kits that share an environment; returns whether one failed, checks, and packages' versions."""
+    """Run the tests of kits that share an environment; return whether one failed, the checks, and versions."""
     environ = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "FORGE_ENV_CONFORMANCE": "1"}
     uv = shutil.which("uv", path=f"{environ['PATH']}{os.pathsep}{ROOT / '.venv/bin'}") or "uv"
     environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls uv by name

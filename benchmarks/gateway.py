@@ -99,7 +99,7 @@ class Figures(NamedTuple):
 
 
 def ask(server: Server, clients: int, requests: int, answers: Connection) -> None:
-    """Run `clients` concurrent clients in this process, `requests` requests in all; send the seconds of each."""
+    """Run `clients` concurrent clients in this process, `requests` requests in all, and send the seconds of each."""
     head = (
         f"POST {server.path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"

@@ -15,7 +15,7 @@ from forge_env.sandbox.engines import load_engine
 
 ROOT = Path(__file__).parents[1]
 MAX_FILES, MAX_FUNCTIONS = 18, 76
-"""Of the functions, 62 are entered always, the others if the pool cleans the sandbox of the previous call meanwhile."""
+"""62 functions are always entered; the others only if the pool is still cleaning the previous call's sandbox."""
 
 
 @contextmanager

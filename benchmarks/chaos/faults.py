@@ -219,7 +219,7 @@ def folder_gone(how: str, scene: Scene) -> None:
 
 
 def slow_disk(scene: Scene) -> None:
-    """Delay every write to a file, every fsync and every change of a name, by a library that is loaded first."""
+    """Delay file writes, fsync and changes of names with a preloaded library."""
     library = scene.place / "slow_disk.so"
     command("cc", "-shared", "-fPIC", "-O1", "-o", library, Path(__file__).with_name("slow_disk.c"), "-ldl")
     scene.variables["LD_PRELOAD"] = str(library)

@@ -1,4 +1,4 @@
-/* Preloaded: operations on files take as long as on a busy network disk. */
+/* A library to preload that makes file operations as slow as on a busy network disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
