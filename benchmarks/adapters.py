@@ -1,6 +1,7 @@
 """Compare adapter updates with full weight updates to a generator: bytes sent and seconds per stage.
 
-Trainer and one generator on a CPU, with a model shaped like Qwen3-0.6B and random weights; medians of the versions.
+One trainer and one generator on a CPU, with a model shaped like Qwen3-0.6B and random weights. Values are medians over
+the versions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Compare asynchronous with synchronous training: same code, seed and hardware; only `max_off_policy_steps` differs.
 
-`coding_rlvr` with tools that wait a second, so that a synchronous step spends its time on generation, tools and
-training one after the other; a step has 12 groups of 8. Trainer and generator have a core each. The learning rate is
-close to zero: learning would change the length of episodes. The ideal is a step as long as the longest of generation,
-tools and training in the synchronous run; it can be beaten, because several steps have their tools run and their
-batches decoded at the same time. The second table has where the time of each actor went; in its last column training
-takes longer (`trainer.activation_checkpoint=full trainer.minibatches=4 grpo.loss.options.correction=tis`), so that
-generation keeps up. Runs that have succeeded are not repeated.
+The recipe is `coding_rlvr` with tools that wait a second. A synchronous step spends its time on generation, tools and
+training, one after the other. A step has 12 groups of 8. Trainer and generator have a core each. The learning rate is
+close to zero, since learning would change the length of episodes. An ideal step takes as long as the longest of
+generation, tools and training in the synchronous run. It can be beaten, because tools and decoding of several steps
+overlap. The second table shows how each actor spent its time. In its last column, training takes longer
+(`trainer.activation_checkpoint=full trainer.minibatches=4 grpo.loss.options.correction=tis`), so that generation keeps
+up. Runs that have succeeded are not repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the cost of checkpoints to a run, and the time to resume.
 
-A shortened run of `coding_rlvr` saves after every step, and is resumed. By default a checkpoint is saved every five
-minutes and with evaluations, so seconds are also given as shares of one minute.
+A shortened run of `coding_rlvr` saves a checkpoint after every step and is then resumed. By default, checkpoints are
+saved every five minutes and at evaluations. Times are also given as shares of one minute.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def saving(root: Path, steps: int) -> list[list[object]]:
     return [
         ["size, MiB", spread(sizes)],
         ["state copied, s", spread(copies)],
-        ["trainer stood still, s", spread(stalled)],
+        ["trainer blocked, s", spread(stalled)],
         ["... of a minute", f"{statistics.median(stalled) / 60:.2%}"],
-        ["from the begin to the rename, s", spread(writes)],
+        ["from the start to the rename, s", spread(writes)],
         ["... of a minute", f"{statistics.median(writes) / 60:.2%}"],
     ]
 

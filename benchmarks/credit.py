@@ -1,10 +1,10 @@
 """Compare counterfactual advantages with group baselines, at equal samples, in worlds of `text_world`.
 
-A table of logits in place of a language model, for each world, state and command, trained by the policy gradient with
-the estimators of `trainers.algorithms`; each step has a group of each world. Median over the seeds until the mean
-reward of 3 steps is 0.8, with the best of the learning rates 4, 8, 16: the one with which most seeds get there within
-300,000 commands, then the one with the fewest. Commands of continuations are counted. Episodes have up to 12 commands
-at level 1, 40 at level 2.
+The policy is a table of logits for each world, state and command in place of a language model. It is trained by the
+policy gradient with the estimators of `trainers.algorithms`; each step has a group of each world. Values are medians
+over the seeds until the mean reward of 3 steps is 0.8, with the best of the learning rates 4, 8 and 16. The best is the
+one with which most seeds get there within 300,000 commands; ties go to the fewest commands. Commands of continuations
+count. Episodes have up to 12 commands at level 1, 40 at level 2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Measure how much a new version of the weights differs from the previous one: elements, and blocks of bytes.
 
-Runs of the default recipe, each with a constant learning rate and AdamW, keep every version; each is compared bit by
-bit with the previous one: the mean over the versions, of all weights. bfloat16 is what a trainer with float32 weights
-publishes for generators that compute in bfloat16. One by one: each changed element with its place, 4 bytes.
+Each run of the default recipe has a constant learning rate and AdamW, and keeps every version. Each version is compared
+bit by bit with the previous one. Values are means over the versions, as shares of all weights. Rows with bfloat16 are
+of weights as a trainer in float32 publishes them for generators in bfloat16. The last column is for sending each
+changed element with its position, 4 bytes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Measure evaluation: CPU time per sample, and time until the first request, beside inspect_ai and verifiers.
 
 The task is trivial (one turn, exact match) and the endpoint, a separate process, answers at once. Every harness runs in
-its own process with the same number of requests in flight; CPU time is without imports. The floor sends the same
+its own process with the same number of requests in flight; CPU times leave out imports. The floor sends the same
 requests through bare httpx2 transports, one connection each. `--inspect` and `--verifiers` name interpreters with these
 packages (verifiers below 0.2: later versions start a program for each rollout). The second table has up to 10,000
 requests in flight and four to each connection, so that opening connections does not dominate. The aim is 1 ms a sample
-at any number in flight, everything included. The third has seconds since the start of a process.
+at any number in flight, everything included. The third table has seconds since the start of a process.
 """
 
 from __future__ import annotations

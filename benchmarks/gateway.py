@@ -1,11 +1,12 @@
 """Compare the gateway with agent-lightning's proxy: CPU and memory of each process, and the latency that it adds.
 
-Clients are a separate process that sends requests of 9 kB; the delay of answers keeps the given number open at 300
-requests a second. The first gateway answers by itself; the others forward requests to a server that returns 2,250
-prompt ids and 50 sampled tokens with log-probabilities, and keep all of it: ours with `EndpointPolicy`, agent-lightning
-as `python -m agentlightning.server` without its log (`--peer-python`, an interpreter with `agentlightning`). Memory is
-resident: after a few requests, and its growth per request. agent-lightning's HTTP client opens at most 100 connections,
-and other requests wait. Aims: 1 ms of CPU a request with 1,000 open, no growth with their number, below the peer.
+A separate process sends requests of 9 kB, 300 a second; answers are delayed so that the given number of requests is
+open. `gateway alone` answers by itself. The others forward requests to a server that returns 2,250 prompt ids and 50
+sampled tokens with log-probabilities, and keep all of it: ours with `EndpointPolicy`, agent-lightning as `python -m
+agentlightning.server` without its log (`--peer-python` names an interpreter with `agentlightning`). Memory is resident
+memory after a few requests, and its growth per request. agent-lightning's HTTP client opens at most 100 connections,
+and other requests wait. Aims: at most 1 ms of CPU a request with 1,000 open, no growth with the number open, and less
+than the peer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Measure generator throughput: requests through the Monarch actor compared with stepping vLLM's engine directly.
 
-All requests at once, 80 prompt tokens, 96 sampled, batches of 128. Both use the same small untrained model, prompts and
-sampling, each in its own process, and take turns burst by burst. The actor adds everything between a rollout and the
-engine: routing, messages between processes, delivery, per-token policy versions.
+All requests are sent at once: 80 prompt tokens, 96 sampled tokens, batches of 128. The actor, and a loop that steps the
+engine by hand, use the same small untrained model, prompts and sampling, each in its own process. They take turns burst
+by burst. The actor adds everything between a rollout and the engine: routing, messages between processes, delivery,
+per-token policy versions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Grade the bundled environments, and tasks whose hidden tests were weakened on purpose.
 
-The first 20 tasks of each split with up to 30 wrong versions each. Games have none, since other moves may win.
-Weakened: 16 bugs of `repairs` judged by their visible tests, which pass with the bug, and 34 tasks of `coding_rlvr`
-(`eval`) without the hidden checks that reject one slip of their generator, such as `x % 2 == 1` for even numbers;
-neither is a wrong version that `grade` draws. The kinds of wrong versions were chosen on tasks of `train`. Aim of all
-environments: 600 seconds.
+The first 20 tasks of each split are graded with up to 30 wrong versions each. Games have no wrong versions, since other
+moves may win. The weakened tasks are 16 bugs of `repairs` judged by their visible tests, which pass with the bug, and
+34 tasks of `coding_rlvr` (`eval`) without the hidden checks that reject one mistake known to the task's generator, such
+as `x % 2 == 1` for even numbers. `grade` draws neither as a wrong version. The kinds of wrong versions were chosen on
+tasks of `train`. Aim: 600 seconds for all environments.
 """
 
 from __future__ import annotations

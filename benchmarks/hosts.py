@@ -1,9 +1,9 @@
 """Measure the cost of several hosts: the default recipe on one host and on three.
 
-The hosts are workers (`forge-env worker`) at loopback addresses of this machine, for root in separate namespaces, and
-share its cores: the comparison shows the cost of communication between hosts. One plays episodes, one generates, one
-has trainer and buffer. Seconds are of steps while the pipeline is full. Aim: at most 1.15x. Standard error of a
-held-out score: 0.03. Runs that have succeeded are not repeated.
+The hosts are workers (`forge-env worker`) at loopback addresses of this machine; if root runs the benchmark, they are
+in separate namespaces. They share the machine's cores, so the comparison shows the cost of communication between hosts.
+One host plays episodes, one generates, one has trainer and buffer. Steps are timed while the pipeline is full. Aim: at
+most 1.15x. Standard error of a held-out score: 0.03. Runs that have succeeded are not repeated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def figures(folder: Path) -> tuple[list[float], dict[str, str]]:
         "tokens dropped as stale": result["tokens_discarded_stale"],
         "episodes lost": result["episodes_invalid"],
         "weights, MB": f"{weights('bytes') / 2**20:.1f}",
-        "their way, ms": ", ".join(f"{stage} {weights(name) * 1e3:.1f}" for stage, name in stages.items()),
+        "transfer, ms": ", ".join(f"{stage} {weights(name) * 1e3:.1f}" for stage, name in stages.items()),
     }
 
 

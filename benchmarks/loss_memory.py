@@ -1,8 +1,9 @@
 """Measure memory and time of the last layer: tile by tile, over the whole vocabulary at once, and in recomputed chunks.
 
 One layer of 1024 x 151,936 (Qwen3 0.6B) in float32 on one thread, forward and backward: log-probabilities, entropies as
-a metric, gradients of weight and hidden states. Each measurement has a process. The peak is that of its resident set
-(VmHWM), without weight and hidden states; 0.62 GB of it are the weight's gradient, which all have.
+a metric, gradients of weight and hidden states. Each measurement runs in its own process. The peak is its largest
+resident set (VmHWM), less weight and hidden states. It includes 0.62 GB for the weight's gradient, which every way
+needs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Compare the log-probabilities of trainer and generator for the same tokens, after weight updates.
 
-The whole stack in float32 on the CPU, with a model of the default recipe's shape and random weights: requests are in
-flight while the weights are trained, pushed and swapped; then new requests are sampled, and the trainer scores their
-tokens. Aim: 1e-5.
+The whole stack runs in float32 on the CPU, with a model of the default recipe's shape and random weights. Requests are
+in flight while the weights are trained, pushed and swapped. Then new requests are sampled, and the trainer computes the
+log-probabilities of their tokens. Aim: at most 1e-5.
 
-The second table has the largest difference (mean) from `transformers` in float64, with the trained checkpoint that the
-default recipe begins with. On prompts unlike any that it was trained on, float32 itself is further from float64 than
-the aim, in either program. With n-gram speculation, which recipes refuse, vLLM's log-probabilities are wrong.
+The second table has the largest difference, and in parentheses the mean one, from `transformers` in float64, with the
+trained checkpoint that the default recipe starts from. On prompts unlike its training data, the error of float32 alone
+exceeds the aim in both programs. With n-gram speculation, which recipes refuse, vLLM's log-probabilities are wrong.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ async def measure(args: argparse.Namespace) -> list[str]:
         "vLLM from float64",
         "TorchTitan from float64",
         "vLLM from TorchTitan",
-        "no numbers",
+        "not a number",
     ]
     after = table(["updates in flight", "tokens", "largest difference", "mean"], rows)
     return [*after, "", *table(columns, await against_float64())]

@@ -1,9 +1,9 @@
 """Measure the cost of staleness: learning at 0 to 8 steps off-policy, with and without correction, over seeds.
 
-Held-out pass@1 on 192 tasks after the steps, median (range) over the seeds. "Corrected" is the default recipe's loss
-with the clipped importance ratio of each token to the policy version that sampled it; "uncorrected" is the plain policy
-gradient. A step is one update of a batch half the size of the default recipe's, so that at 0 steps off-policy one run
-serves for both. Runs that have succeeded are not repeated.
+Scores are held-out pass@1 on 192 tasks after training, as the median (range) over the seeds. "Corrected" is the default
+recipe's loss with the clipped importance ratio of each token to the policy version that sampled it; "uncorrected" is
+the plain policy gradient. A step is one update of a batch half the size of the default recipe's, so that at 0 steps
+off-policy one run serves for both. Runs that have succeeded are not repeated.
 """
 
 from __future__ import annotations

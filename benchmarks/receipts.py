@@ -1,6 +1,6 @@
 """Measure the cost of token receipts of a step: made by the generator for each reply, checked by the trainer.
 
-CPU; the tokens are made up.
+Measured on a CPU, with made-up tokens.
 """
 
 from __future__ import annotations

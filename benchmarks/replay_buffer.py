@@ -1,8 +1,8 @@
 """Measure the replay buffer with 1,000 to 100,000 episodes: processor time of add and sample, and memory.
 
-In one process, without remote calls on either side. A step adds 256 episodes and samples 256; ours come in groups of 8
-and are read for their due date, signal and priority. The peer is torchforge's `src/forge/actors/replay_buffer.py`,
-loaded from the checkout `--torchforge` without its metrics and traces.
+Both buffers run in one process, without remote calls. A step adds 256 episodes and samples 256. Our buffer receives
+groups of 8 and reads each group's due date, signal and priority. The peer is torchforge's
+`src/forge/actors/replay_buffer.py`, loaded from the checkout `--torchforge` without its metrics and traces.
 """
 
 from __future__ import annotations

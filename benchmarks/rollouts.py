@@ -1,16 +1,16 @@
 """Measure the capacity of a run in turns per second: rollout workers, controller and buffer, for any number of hosts.
 
-Everything is real except the generators, the trainer and the work of tools. Workers, in their own processes, render,
-sample, parse, score, record and pack episodes of ten turns, in groups of 8; the controller issues tickets, keeps
-statistics and polls every worker once a second. Measured is the CPU time of each process. 'A core each' is on paper:
-the least of workers, controller and buffer, each with a core of its own. 'Here' all processes share this machine's
-cores, the simulated generators included.
+The generators, the trainer and the work of tools are simulated; everything else is real. Workers, in their own
+processes, render, sample, parse, score, record and pack episodes of ten turns, in groups of 8. The controller issues
+tickets, keeps statistics and polls every worker once a second. CPU time is measured for each process. 'A core each' is
+computed from it: the highest rate at which each worker, the controller and the buffer need no more than a core of their
+own. 'Here' is measured, with all processes on this machine's cores, the simulated generators included.
 
-Memory of an open episode is the growth of workers, controller and buffer until the first episode ends, when all are at
-their last turn or the one before.
+Memory of an open episode is the growth of workers, controller and buffer until the first episode ends. All episodes are
+then in their last or second-to-last turn.
 
 The second table is computed from these costs, with 8 workers a host, a core each, and 10 s until a generator answers.
-Where looking at the workers would take all of the controller's time, no turn is played.
+Where polling the workers would take all of the controller's time, no turn is played.
 """
 
 from __future__ import annotations
@@ -303,8 +303,8 @@ def measure(args: argparse.Namespace) -> list[str]:
     rows = [row(case, each, case is cases[-1]) for case, each in zip(cases, taken, strict=True)]
     loads = ["turns/s", "controller busy", "buffer busy", "workers busy"]
     call_s = apart("benchmarks.rollouts:cost_of_a_call")
-    hosts = table(["hosts", "episodes open", "a look every s", *loads], scale(taken[len(args.workers) - 1], call_s))
-    return [*table(columns, rows), "", *hosts, "", f"A look at a worker costs the controller {call_s * 1e3:.2f} ms."]
+    hosts = table(["hosts", "episodes open", "poll interval, s", *loads], scale(taken[len(args.workers) - 1], call_s))
+    return [*table(columns, rows), "", *hosts, "", f"Polling a worker costs the controller {call_s * 1e3:.2f} ms."]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Compare sandboxes: this project's engines, docker exec, the docker SDK, peers, and a floor.
 
-Print is `print(1 + 1)`, unittest a file of 20 cases; each of our runs is acquire, run, release, so every program finds
-a sandbox that was wiped and checked. Judged calls are 20 calls whose values are compared outside in one go, split tests
-20 unittest cases in a process that the judged code can't reach: no peer has either. Latency is of single runs, rates
-with two callers a core. The peers and `docker exec` start an interpreter for each program, ours forks one that has the
-standard library loaded; the floor does that without any isolation. A cold start is a new sandbox until it answers.
-`--peers-python` names an interpreter with `swe-rex`, `aiohttp` and `inspect_ai`, which run as their packages are;
-inspect_ai's Docker sandbox refuses this daemon's version.
+The program `print` is `print(1 + 1)`; `unittest` is a file of 20 cases. Each of our runs acquires a sandbox, runs the
+program and releases the sandbox, so every program finds one that was wiped and checked. `judged calls` are 20 calls
+whose values are compared together, outside the sandbox. `split tests` are 20 unittest cases in a process that the
+judged code can't reach. No peer has either. Latencies are of one run at a time, rates of two callers a core. The peers
+and `docker exec` start an interpreter for each program. Ours fork one that has the standard library loaded; the floor
+does that without isolation. A cold start is the time until a new sandbox answers. `--peers-python` names an interpreter
+with `swe-rex`, `aiohttp` and `inspect_ai`, which run unchanged; inspect_ai's Docker sandbox refuses this daemon's
+version.
 """
 
 from __future__ import annotations

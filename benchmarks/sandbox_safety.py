@@ -1,8 +1,8 @@
 """Measure the cost of isolation: rollouts per second with each sandbox engine and with a plain child process.
 
 Whole episodes of coding_rlvr, four at once on two cores: task, prompt, the correct answer, hidden tests, reward. The
-unsafe engine starts a Python process for each judgement, as is common without a sandbox: nothing protects the machine
-or the answers from the program. Aim: at least 100 %; verifiers with Docker reaches 56 % of itself without.
+unsafe engine starts a Python process for each judgement, as is common without a sandbox. Nothing protects the machine
+or the answers from the program. Aim: at least 100 %. The rate of verifiers with Docker is 56 % of its rate without.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Measure the overhead of judging a software task over its tests.
+"""Measure what judging a software task costs beyond running its tests.
 
-A repository of 21 files and about ten tests. Judged: fresh sandbox, files, one process or two, and verdict. Beside it,
-the same tests run plainly in such a sandbox that already has the files, in an interpreter with the framework loaded,
-like the judge's. Each difference is of one round.
+The repository has 21 files and about ten tests. `judged` includes a fresh sandbox, the files, one or two processes, and
+the verdict. `in a loaded interpreter` has the same tests without a judge, in a sandbox that already has the files and
+an interpreter that has loaded the framework, as the judge's has. `judging beside it` is their difference in each round.
 """
 
 from __future__ import annotations

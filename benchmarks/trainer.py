@@ -1,12 +1,12 @@
 """Compare the trainer's tokens per second with a bare TorchTitan step on the same batch, and measure padding.
 
-32 sequences of the default recipe's model. The floor is TorchTitan's Qwen3 with its causal attention, AdamW and
-gradient clipping, on padded rows prepared in advance: the vocabulary at every position, no metrics. The trainer starts
-from token sequences and does everything that it does in a run, entropy, ratios and clip fractions included; it computes
-the vocabulary where a token is to be learned. One thread where no number is given.
+The batch has 32 sequences of the default recipe's model. The floor is TorchTitan's Qwen3 with causal attention, AdamW
+and gradient clipping. It starts from padded rows, computes logits at every position, and has no metrics. The trainer
+starts from token sequences and does everything that it does in a run, entropy, ratios and clip fractions included, but
+computes logits only for the tokens that it trains on. Rows without a number of threads have one thread.
 
-The last table has groups of eight episodes that share their prompt (`trainer.share_prefixes`): tokens per CPU second of
-forward and backward passes, in one thread. All tokens of all sequences count, shared or not.
+The last table has tokens per CPU second of forward and backward passes in one thread, for groups of eight episodes that
+share their prompt (`trainer.share_prefixes`). All tokens of all sequences count, shared or not.
 """
 
 from __future__ import annotations

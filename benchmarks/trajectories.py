@@ -1,10 +1,10 @@
 """Measure trajectories on disk: bytes per token, and the cost of a write to the event loop.
 
-Every turn of an episode has 1,000 tokens, half observed and half sampled; the text is English (Python's reference).
-Processor time of the event loop's thread to hand over one episode of 50 turns, and of all threads until it is on disk.
-Log-probabilities are random bits but for their size: they are exact, and can't be made much smaller than 4 bytes, 5.3
-as text. The messages alone are plain text, written in the event loop's thread. Aim: at most 12 bytes a token, none of
-it on the event loop.
+Every turn has 1,000 tokens, half observed and half sampled, of English text (Python's reference). Times are processor
+time: of the event loop's thread to hand over an episode of 50 turns, and of all threads until it is on disk.
+Log-probabilities are stored exactly. Apart from their magnitude their bits are random, so they can't be compressed much
+below 4 bytes each, 5.3 as text. `messages alone` is plain text, written in the event loop's thread. Aim: at most 12
+bytes a token, written outside the event loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure the pages of `forge-env view` on a run of 100,000 episodes: processor time of the server.
 
-A made-up run of 8 episodes per group, 60 groups per step (`tests/forge_env/view/made.py`). Each value is the processor
-time of all threads of the server for one page, as the minimum of the repeats. The first request of a page computes
-answers that later ones take from a cache, which is valid until the index changes; its value is the minimum over three
+The run is made up, with 8 episodes per group and 60 groups per step (`tests/forge_env/view/made.py`). Each value is the
+processor time of all threads of the server for one page, the minimum of the repeats. The first request of a page
+computes answers that later ones take from a cache, until the index changes. Its value is the minimum over three
 servers.
 """
 

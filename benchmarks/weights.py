@@ -1,9 +1,10 @@
 """Measure weight sync: from the trainer's push until the generator has copied every tensor into its model.
 
 As in a run, there are two processes, and one sends the other the location of its weights. Two hosts are workers
-(`forge-env worker`) at loopback addresses of this machine, for root in separate namespaces. One copy is `memcpy` on one
-host, and a TCP connection into memory that was allocated before between two. Aims for `shared` and large weights: at
-most 4 on one host, at most 3 between two. For small ones the two calls take longer than the bytes.
+(`forge-env worker`) at loopback addresses of this machine; if root runs the benchmark, they are in separate namespaces.
+`times one copy` divides by a `memcpy` on one host, and by a transfer over TCP into allocated memory between two. Aims
+for `shared` and large weights: at most 4 on one host, at most 3 between two. For small weights, the two calls take
+longer than the transfer.
 """
 
 from __future__ import annotations

@@ -28,17 +28,18 @@ from benchmarks.frame import record, table
 
 DEATHS_OF_A_CHAIN = 10
 DEATHS = (
-    "Killed or stopped processes never come back; starved ones get a twentieth of the CPU for 12 s; the controller is "
-    "stopped as long. Healed: the run continued; survived: nothing had to end; resumed: the run ended with the cause, "
-    "and the next continued. Seconds are medians: until the role had a new process or the run ended, and until the "
-    "next trained step. No group was trained twice or lost, no episode was counted twice, and nothing was left behind. "
-    "Synchronous runs end with the weights of an undisturbed run, to the bit."
+    "Killed or stopped processes never come back, except a stopped controller, which resumes after 12 s. Starved "
+    "processes get a twentieth of the CPU for 12 s. Healed: the run continued. Survived: no process had to be "
+    "replaced. Resumed: the run ended and named the cause, and the next run continued it. Seconds are medians: until "
+    "the role had a new process or the run ended, and until the next step was trained. No group was trained twice or "
+    "lost, no episode was counted twice, and nothing was left behind. Synchronous runs end with exactly the weights of "
+    "an undisturbed run."
 )
 MINIATURE = (
-    "Command, run folder, checkpoints, records, summary and report are those of every run; the trainer "
+    "A miniature run has the command, run folder, checkpoints, records, summary and report of any run. Its trainer "
     "(`tests/miniature.py`) has a chain of checksums as weights, and neither actors nor sandboxes. An outcome is the "
-    "exit codes of the run and of the resumed one, whose result equals an undisturbed run's. A full disk is a tmpfs, "
-    "read-only and immutable folders are a bind mount and `chattr +i`, the slow disk is a preloaded library. "
+    "exit code of the run, then that of the resumed run, whose result equals an undisturbed run's. The full disk is a "
+    "tmpfs; read-only folders are bind mounts, immutable ones use `chattr +i`; the slow disk is a preloaded library. "
     "Moments: start-up, first evaluation, training, checkpoint write, final evaluation and report."
 )
 
