@@ -283,7 +283,7 @@ class ToolEnvironment(Environment):
             terminated.close()
             what = f"{type(self).__name__}.is_final is a coroutine function"
             raise EnvironmentBugError(what, fix="write `def is_final`, without `async`")
-        if type(terminated).__name__ not in ("bool", "bool_"):  # numpy's type has either name
+        if type(terminated).__name__ not in ("bool", "bool_"):  # numpy's Boolean type has either name
             what = f"{type(self).__name__}.is_final returned {terminated!r}"
             raise EnvironmentBugError(what, fix="return True or False")
         if not terminated and not calls:

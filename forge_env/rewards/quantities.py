@@ -233,7 +233,7 @@ def quantity(text: str) -> Quantity | None:
 
 
 def _unlocalized(text: str) -> str:
-    """Convert a number of another locale at the start of `text`; one that may be in English, as "1.234", is kept."""
+    """Convert a number of another locale at the start of `text`; one that may be English, such as "1.234", is kept."""
     match = _LOCAL.match(text)
     if match is None or match["group"] == match["point"]:
         return text

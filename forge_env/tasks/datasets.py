@@ -421,7 +421,7 @@ def _lettered(value: Any, choices: Mapping[str, str | None]) -> Any:
 
 
 def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
-    """Return the value of a column, or one nested in it: `reward_model.ground_truth`, `answers.text.0`."""
+    """Return the value of a column, or a value nested in it: `reward_model.ground_truth`, `answers.text.0`."""
     if column in row:
         return row[column]
     value: Any = row

@@ -115,7 +115,7 @@ class Pages:
 
     def _failed(self, request: Request, error: Exception) -> Response:
         """Show what is missing or can't be read, or which folder can't be used."""
-        status, text, fix = 500, f"{type(error).__name__}: {error}", "forge-env view printed the traceback."
+        status, text, fix = 500, f"{type(error).__name__}: {error}", "The traceback is in forge-env view's terminal."
         folder = self.runs.cache or cache_dir()
         if isinstance(error, HTTPException):
             status, text, fix = error.status_code, str(error.detail), ""

@@ -38,7 +38,7 @@ def overview(run: RunView, around: int | None = None) -> dict[str, Any]:
     """The four answers and the curves of a training run.
 
     Args:
-        around: step whose before and after are compared; None compares the first with the last fifth of the episodes.
+        around: compare the episodes just before and just after this step; None: the first and the last fifth.
     """
     found, figures = digest_of(run, around), run.figures()
     parts = [

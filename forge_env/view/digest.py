@@ -140,7 +140,7 @@ def digest_of(run: RunView, around: int | None = None) -> Digest:
     """Summarize an opened run.
 
     Args:
-        around: step whose before and after are compared; None compares the first with the last fifth of the episodes.
+        around: compare the episodes just before and just after this step; None: the first and the last fifth.
     """
     kind, looked_at = failures_of(run)
     result = Digest(

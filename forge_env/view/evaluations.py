@@ -181,7 +181,7 @@ def held_out(run: RunView) -> list[Split]:
 
 
 def _versions(row: Mapping[str, Any], split: str) -> str:
-    """Describe the versions that sampled a split, and the share by the step's own version; empty if there is one."""
+    """Describe the versions that sampled a split, and the share by the step's own version; empty if that is all."""
     share = row.get(f"eval/{split}/share_of_step")
     low, high = (row.get(f"eval/{split}/{name}_version") for name in ("oldest", "newest"))
     if share is None or share >= 1 or low is None or high is None:

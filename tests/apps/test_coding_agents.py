@@ -1,5 +1,8 @@
-"""Coding agents, as npm and PyPI ship them, are trained in one short run: a small model answers their prompts of up to
-22,000 tokens, and each agent's loop runs unchanged in the sandbox. A kit of conformance."""
+"""Coding agents are trained in one short run, as npm and PyPI ship them.
+
+A small model answers their prompts of up to 22,000 tokens. Each agent's loop runs unchanged in the sandbox. This is a
+conformance kit.
+"""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict
     if parameters["rope_type"] == "yarn":
         parameters = {"beta_fast": 32.0, "beta_slow": 1.0, **parameters}
         parameters.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    elif parameters["rope_type"] == "longrope":  # transformers prefers the key of Phi 3's config, 4096 by default
+    elif parameters["rope_type"] == "longrope":  # as in Phi3Config: its own key comes first, 4096 by default
         parameters["original_max_position_embeddings"] = config.get("original_max_position_embeddings", 4096)
     return parameters
 

@@ -80,7 +80,7 @@ def shrunk(hf: Mapping[str, Any], divided_by: int = 1) -> dict[str, Any]:
     if "long_factor" in (rope := rope_parameters(small)):
         count = int(HEAD_DIM * rope["partial_rotary_factor"]) // 2
         small["rope_parameters"] = rope | {name: rope[name][:count] for name in ("short_factor", "long_factor")}
-    if small["model_type"] == "qwen2" or "long_factor" in rope:  # the only head size that both accept
+    if small["model_type"] == "qwen2" or "long_factor" in rope:  # vLLM and transformers accept only this
         small["hidden_size"] = small["num_attention_heads"] * HEAD_DIM
     if "query_pre_attn_scalar" in small:
         small["query_pre_attn_scalar"] = HEAD_DIM

@@ -1,4 +1,4 @@
-"""Rotary positions with scalings, in all, a part or none of each head."""
+"""Rotary positions with scalings, applied to all, a part or none of each head."""
 
 from __future__ import annotations
 

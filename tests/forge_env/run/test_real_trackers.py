@@ -85,7 +85,7 @@ print("spans", sorted(len(trace.data.spans) for trace in traces))
 
 
 async def test_wandb_keeps_one_run_with_its_table(apart: Path) -> None:
-    # W&B names an offline part after the second it starts in; the start of a process keeps the two apart.
+    # W&B names an offline part after the second in which it starts; process start-up keeps the two apart
     for step, exit in ((1, "failed"), (2, "success")):
         program = f"""
 import asyncio, os

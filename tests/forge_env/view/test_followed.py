@@ -1,4 +1,4 @@
-"""What is read from files is bounded, in each file and together."""
+"""The memory for what is read from files is bounded, for each file and in total."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def never(when: Callable[[Any, SamplingOptions], bool]) -> Actors:
 
 
 def held_out(generator: Any, options: SamplingOptions) -> bool:
-    """Whether it is a request of an evaluation after the first update."""
+    """Whether a request belongs to an evaluation after the first update."""
     return bool(generator._version > 0 and options.temperature == 0.5)
 
 

@@ -90,7 +90,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     },
     "Phi 4": _PHI,
     "Phi 3": {**_PHI, "sliding_window": 24},
-    # rotary positions in 24 of 32 elements of a head; tests have sequences of 120 tokens and more
+    # rotary positions in 24 of 32 elements of a head; sequences of tests have 120 tokens or more
     "Phi 4 mini": {**_PHI, **_LONGROPE, "original_max_position_embeddings": 64, "tie_word_embeddings": True},
     "Phi 4 mini, short": {**_PHI, **_LONGROPE, "original_max_position_embeddings": 256},
 }

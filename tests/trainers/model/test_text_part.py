@@ -1,4 +1,4 @@
-"""The text part of a checkpoint that also reads images, as the hub has them, computes the same."""
+"""The text part of a checkpoint with a vision part, in the hub's format, computes the same as before."""
 
 from __future__ import annotations
 
