@@ -1,10 +1,10 @@
 """Measure the capacity of a run in turns per second: rollout workers, controller and buffer, for any number of hosts.
 
-The generators, the trainer and the work of tools are simulated; everything else is real. Workers, in their own
-processes, render, sample, parse, score, record and pack episodes of ten turns, in groups of 8. The controller issues
-tickets, keeps statistics and polls every worker once a second. CPU time is measured for each process. 'A core each' is
-computed from it: the highest rate at which each worker, the controller and the buffer need no more than a core of their
-own. 'Here' is measured, with all processes on this machine's cores, the simulated generators included.
+Everything is real except the generators, the trainer and the work of tools. Workers, in their own processes, render,
+sample, parse, score, record and pack episodes of ten turns, in groups of 8. The controller issues tickets, keeps
+statistics and polls every worker once a second. CPU time is measured for each process. 'A core each' is computed from
+it: the highest rate at which each worker, the controller and the buffer need no more than a core of their own. 'Here'
+is measured, with all processes on this machine's cores, the simulated generators included.
 
 Memory of an open episode is the growth of workers, controller and buffer until the first episode ends. All episodes are
 then in their last or second-to-last turn.
