@@ -82,7 +82,7 @@ def marked_answer(response: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     """Return the content of the last closed `\\boxed{...}` or `\\fbox{...}`, or of all boxes if they form a list."""
-    contents: list[str] = []
+    contents: dict[str, None] = {}  # in order, each once
     end = 0
     starts: list[re.Match[str] | None] = []  # openings of boxes; None for other braces
     for brace in _BRACE.finditer(text):
@@ -91,8 +91,9 @@ def last_boxed(text: str) -> str | None:
             start = starts.pop() if starts else None
             if start is not None and (inside := text[start.end() : brace.start()]).strip():
                 between = text[end : start.start()]
-                is_list = contents and len(between) <= _MOST_BETWEEN and _BETWEEN_BOXES.fullmatch(between)
-                contents = [*contents, *([inside] if inside not in contents else [])] if is_list else [inside]
+                if not (len(between) <= _MOST_BETWEEN and _BETWEEN_BOXES.fullmatch(between)):
+                    contents = {}
+                contents[inside] = None
                 end = brace.end()
         elif kind not in (r"\{", r"\}"):
             starts.append(brace if kind != "{" else None)
