@@ -25,6 +25,8 @@ from trainers.weights.transport import Sender
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 UNEVEN: dict[str, Any] = {"vocab_size": 323, "hidden_size": 70, "intermediate_size": 90, "num_attention_heads": 5}
 UNEVEN["num_key_value_heads"] = 1
+UNDIVIDED = ("Qwen 3 MoE", "Qwen 3.5", "Qwen 3.5 MoE", "Phi 4 mini", "Phi 4 mini, short", "uneven")
+"""Models without tensor parallelism: their family has none, or they have one head of keys and values."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def sharded(folders: dict[str, Path], *ways: str) -> dict[str, Path]:
         f"{way}:{name}": folder
         for way in ways
         for name, folder in folders.items()
-        if way == "fsdp" or (name not in ("Qwen 3 MoE", "Qwen 3.5", "uneven") and (way == "tensor" or name == "Qwen 3"))
+        if way == "fsdp" or (name not in UNDIVIDED and (way == "tensor" or name == "Qwen 3"))
     }
 
 
