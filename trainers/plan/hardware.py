@@ -81,9 +81,15 @@ CPU_FLOPS = Constant(4.1e10, "measured", "docs/benchmarks.md, Trainer: packed ro
 """Operations per second of one thread of the CPU trainer."""
 CPU_TOKEN_S = Constant(1.0e-4, "measured", "docs/benchmarks.md, Generator throughput: the default recipe's model")
 """CPU seconds per sampled token of a CPU generator, in addition to the model's operations."""
-STORE_PUSH = Constant(9.9e9, "measured", "docs/benchmarks.md, Weight sync: 1024 MB in 108 ms")
-STORE_PULL = Constant(6.3e9, "measured", "docs/benchmarks.md, Weight sync: 1024 MB in 171 ms")
-HOST_COPY = Constant(1.03e9, "measured", "docs/benchmarks.md, Several hosts: 1024 MB pushed and pulled in 1.04 s")
+STORE_PUSH = Constant(
+    9.9e9, "measured", "1024 MB in 108 ms on an earlier machine; docs/benchmarks.md, Weight sync: 293 ms"
+)
+STORE_PULL = Constant(
+    6.3e9, "measured", "1024 MB in 171 ms on an earlier machine; docs/benchmarks.md, Weight sync: 422 ms"
+)
+HOST_COPY = Constant(
+    1.03e9, "measured", "1024 MB in 1.04 s on an earlier machine; docs/benchmarks.md, Weight sync: 1.37 s"
+)
 """Bytes per second of weights copied from one host to another through the store."""
 
 
