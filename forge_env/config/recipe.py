@@ -723,7 +723,9 @@ class RunConfig(Section):
         if not (gpus := len(machine.gpus())):
             return self
         for name in unset:
-            setattr(self, name, sections[name].model_copy(update={"with_gpus": True}))
+            # threads, which recipes for CPUs set, are refused on GPUs; a reference model on the CPU uses the trainer's
+            unused = {} if name == "trainer" and self.has_reference else {"threads": 1}
+            setattr(self, name, sections[name].model_copy(update={"with_gpus": True, **unused}))
         wanted = self.generator.num_replicas * self.generator.procs * self.rolls_out + self.trainer.procs
         if len(unset) == len(sections) and gpus < wanted and "share_gpus" not in self.job.model_fields_set:
             self.job = self.job.model_copy(update={"share_gpus": True})

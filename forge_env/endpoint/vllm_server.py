@@ -109,6 +109,7 @@ class VLLMServer:
             "VLLM_NO_USAGE_STATS": "1",
             "GLOO_SOCKET_IFNAME": "lo",  # otherwise torch listens on the host name's network
             "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the first start, and ignores the seeds of requests
             **(_cpu_environment() if on_cpu else {}),
             **os.environ,
             "VLLM_API_KEY": "",  # the socket's folder admits this user only; samples send no key

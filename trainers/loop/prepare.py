@@ -17,7 +17,7 @@ from forge_env.run.preflight import check_memory
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checkpoints import Checkpoints
-from trainers.loop.checks import check_checkpoint, check_files, check_tools, check_vocabulary, warms_up
+from trainers.loop.checks import check_checkpoint, check_files, check_precision, check_tools, check_vocabulary, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
@@ -46,6 +46,7 @@ async def find_model(run: Run) -> Path | None:
         return local
     folder = await asyncio.to_thread(fetched, path)
     await asyncio.to_thread(check_checkpoint, folder, run.config.model)
+    check_precision(run.config, folder)
     await asyncio.to_thread(check_tools, run.config, folder)
     if run.config.lora is not None:
         targets(run.config.lora, read_hf_config(folder))

@@ -105,11 +105,6 @@ class TitanModel:
         self.dtype = getattr(torch, dtype)
         self._hf = hf = read_hf_config(folder)
         windows = [window(hf, layer) or max_length for layer in range(hf["num_hidden_layers"])]
-        if min(windows) < max_length and device.type == "cuda" and self.dtype == torch.float32:
-            raise UsageError(
-                f"{folder} has sliding-window attention, which is not supported in float32 on a GPU",
-                fix="use model.dtype=bfloat16",
-            )
         linear = [is_linear(hf, layer) for layer in range(hf["num_hidden_layers"])]
         if any(linear) and self.sharding.compile:
             raise UsageError(

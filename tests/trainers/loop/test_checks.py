@@ -16,12 +16,14 @@ import httpx
 from huggingface_hub.errors import GatedRepoError
 
 import forge_env as fe
+from forge_env import machine
 from forge_env.config import load_config
+from forge_env.config.finding import bundled_recipes
 from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
-from trainers.loop.checks import check_images, check_loss
+from trainers.loop.checks import check_devices, check_images, check_loss, check_precision
 from trainers.model.folder import INDEX, check_heads, from_hub
 from trainers.model.tiny import chat_template, hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
@@ -49,6 +51,18 @@ def refusal(*overrides: str) -> ForgeError:
 @pytest.mark.parametrize("recipe", ["coding_rlvr", "coding_rlvr/qwen3_0_6b", "grpo/math_cpu"])
 def test_bundled_recipes_are_sound(recipe: str) -> None:
     train.check(load_config(recipe))
+
+
+CPU_RECIPES = sorted(name for name in bundled_recipes() if "with_gpus" not in bundled_recipes()[name].read_text())
+
+
+@pytest.mark.parametrize("recipe", CPU_RECIPES)
+def test_recipes_for_a_cpu_are_accepted_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+    monkeypatch.setattr(machine, "torch_build", lambda: "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.GPU("0", "GPU-0", "NVIDIA H100 80GB HBM3", 80.0)])
+    config = load_config(recipe)
+    assert config.trainer.with_gpus
+    check_devices(config)
 
 
 class Pictures(fe.ToolEnvironment):
@@ -133,6 +147,16 @@ def test_arguments_of_vllm_are_passed_on() -> None:
     train.check(on_gpus)
     arguments = engine_arguments(on_gpus, Path("folder"))
     assert (arguments["enable_chunked_prefill"], arguments["enforce_eager"]) == (False, False)
+
+
+def test_gated_delta_layers_on_gpus_need_no_kernel_that_is_compiled_at_the_first_request() -> None:
+    given = ["generator.engine_args={additional_config: {gdn_prefill_backend: flashinfer}}"]
+    backends = [
+        engine_arguments(load_config("coding_rlvr/qwen3_0_6b", overrides), Path("folder"))["additional_config"]
+        for overrides in ([], given)
+    ]
+    assert backends == [{"gdn_prefill_backend": "triton"}, {"gdn_prefill_backend": "flashinfer"}]
+    assert "additional_config" not in engine_arguments(load_config("coding_rlvr"), Path("folder"))
 
 
 def test_adapters_are_kept_apart_from_weights_in_bfloat16_alone() -> None:
@@ -298,6 +322,38 @@ GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 3
 def test_unsupported_checkpoint_is_refused(whole: Path, tmp_path: Path, changes: dict[str, Any], feature: str) -> None:
     with pytest.raises(UsageError, match=f"{feature}.* which the trainer does not support"):
         train.check(load_config("coding_rlvr", [f"model.path={sound(whole, tmp_path, **changes)}"]))
+
+
+SHAPE: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size", "linear_key_head_dim"), 64),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_hidden_layers", "linear_conv_kernel_dim"), 2),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(("head_dim", "linear_value_head_dim"), 32),
+    "rms_norm_eps": 1e-6,
+}
+DELTA = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "role", "reason"),
+    [
+        (GEMMA, "trainer", "attention in windows"),
+        ({"model_type": "phi3", "sliding_window": 64}, "trainer", "attention in windows"),
+        (DELTA, "generator", "gated delta layers"),
+    ],
+)
+def test_models_that_gpus_compute_in_bfloat16_only(
+    tmp_path: Path, changes: dict[str, Any], role: str, reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | changes))
+    config = load_config("coding_rlvr", [f"model.path={tmp_path}", f"{role}.with_gpus=true", "trainer.threads=1"])
+    with pytest.raises(UsageError, match=f"{reason}.* in bfloat16 only") as caught:
+        check_precision(config, tmp_path)
+    assert caught.value.fix == "use model.dtype=bfloat16"
+    config.model.dtype = "bfloat16"
+    check_precision(config, tmp_path)
+    on_cpu = load_config("coding_rlvr", [f"model.path={tmp_path}"])
+    check_precision(on_cpu, tmp_path)
 
 
 def spoil(folder: Path, how: str) -> None:
