@@ -24,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -146,8 +147,9 @@ async def check_agreement(options: Options, engine: str) -> Stage:
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
         taken = await after_updates(recipe(options, engine=engine, path=str(folder)), folder, (0, 8), Path(scratch))
     for count, apart in taken.items():
-        stage.at_most(f"largest mismatch after {count} updates", apart.max(), 1e-3 if options.on_gpu else 1e-4)
-        stage.figures[f"mean mismatch after {count} updates"] = float(apart.mean())
+        # on a GPU, vLLM's attention multiplies in TF32
+        stage.at_most(f"mean mismatch after {count} updates", apart.mean(), 5e-3 if options.on_gpu else 1e-5)
+        stage.figures[f"largest mismatch after {count} updates"] = float(apart.max())
     return stage
 
 
@@ -217,14 +219,133 @@ async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> No
     stage.at_least("generators with the trainer's weights, of 1", sum(served), 1)
 
 
+def check_families(options: Options) -> Stage:
+    """Compare log-probs of generator and trainer for each model family, with weight updates in flight."""
+    from tests.trainers.model.checkpoints import CHECKPOINTS
+
+    stage = Stage()
+    pairs = [("Llama 3.2", "float32")]
+    if options.on_gpu:
+        pairs = list(itertools.product(CHECKPOINTS, ("float32", "bfloat16")))
+        pairs = [pair for pair in pairs if pair[1] == "bfloat16" or in_float32_on_gpu(CHECKPOINTS[pair[0]])]
+    with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch, ThreadPoolExecutor(8) as pool:
+        for (name, dtype), taken in zip(pairs, pool.map(partial(family, options, Path(scratch)), pairs), strict=True):
+            if isinstance(taken, str):
+                stage.figures[f"{name}, {dtype}: error"] = taken
+                stage.at_least(f"{name}, {dtype}: has run", 0, 1)
+                continue
+            stage.at_most(f"{name}, {dtype}: mean mismatch", taken[0], 2e-3 if dtype == "float32" else 0.03)
+            stage.figures[f"{name}, {dtype}: largest mismatch"] = taken[1]
+    return stage
+
+
+def in_float32_on_gpu(shape: Mapping[str, Any]) -> bool:
+    """Whether a family runs in float32 on a GPU: it has no gated delta layers, and no windows below 256 tokens."""
+    return "linear_key_head_dim" not in shape and (shape.get("sliding_window") or 256) >= 256
+
+
+def family(options: Options, scratch: Path, pair: tuple[str, str]) -> list[float] | str:
+    """Mean and largest mismatch of a small model of a family, from a separate process; or its error."""
+    report = scratch / f"{' '.join(pair)}.json"
+    command = call("benchmarks.accept:one_family", *pair, options.device, str(report))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if report.exists():
+        result: list[float] = json.loads(report.read_text())
+        return result
+    print(pair, done.stderr[-4000:])
+    return done.stderr.strip().splitlines()[-1][:200]
+
+
+def one_family(name: str, dtype: str, device: str, report: str) -> None:
+    """Write the mean and the largest mismatch of a small model of a family after weight updates."""
+    from tests.trainers.model.checkpoints import write_checkpoint
+    from trainers.generator.arguments import engine_arguments
+    from trainers.generator.generator import import_engine
+    from trainers.titan.device import use_device
+
+    on_gpu = device == "cuda"
+    import_engine(with_gpus=on_gpu, threads=1, kv_cache_gb=1)
+    use_device(with_gpus=on_gpu)
+    with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
+        folder = write_checkpoint(name, Path(scratch))
+        config = recipe(Options(device, folder), engine="in_process", path=str(folder), dtype=dtype, length=256)
+        config.generator.enforce_eager = True
+        config.generator.max_num_seqs = 8
+        arguments = engine_arguments(config, folder)
+        apart = asyncio.run(mismatch_of_family(folder, arguments, dtype, device))
+    write_whole(Path(report), json.dumps([float(apart.mean()), float(apart.max())]))
+
+
+async def mismatch_of_family(folder: Path, arguments: dict[str, Any], dtype: str, device: str) -> Any:
+    """Differences between the log-probs of an engine and of a model in this process after five weight updates."""
+    import numpy as np
+    import torch
+
+    from tests.trainers.model.checkpoints import VOCABULARY
+    from trainers.generator.engine import InProcessEngine
+    from trainers.generator.types import SamplingOptions
+    from trainers.titan.device import Device
+    from trainers.titan.model import TitanModel
+    from trainers.titan.score import Scorer
+
+    model = TitanModel(folder, max_length=256, device=torch.device(device), dtype=dtype)
+    scorer = Scorer(model, device=Device(device), microbatch_tokens=2048)
+    engine = InProcessEngine(arguments)
+    rng = random.Random(0)
+    requests = [[rng.randrange(VOCABULARY) for _ in range(40)] for _ in range(8)]
+
+    async def complete(tokens: int) -> Any:
+        options = SamplingOptions(max_tokens=tokens)
+        return await asyncio.gather(*(engine.generate(each, options) for each in requests))
+
+    in_flight = asyncio.ensure_future(complete(100))
+    for version in range(1, 6):
+        with torch.no_grad():
+            for parameter in model.module.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        await engine.load_weights(lambda: [(part.name, part.values) for part in model.published()], version)
+    await in_flight
+    completions = await complete(40)
+    trained = np.concatenate(scorer.logprobs([segment(each) for each in completions]))
+    await engine.close()
+    return abs(trained - np.concatenate([each.logprobs for each in completions]))
+
+
 def check_learning(options: Options) -> Stage:
     """Train with the default recipe, asynchronously; its score must rise and its self-checks must pass."""
-    stage = Stage()
     steps = options.steps or (50 if options.on_gpu else 4)
-    folder = options.out / "accept-learning"
+    stage, result = train("learning", options, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"])
+    stage.at_least("held-out score at the end", result["heldout_end"], 0.72 if options.on_gpu else 0.2)
+    return stage
+
+
+def check_variant(options: Options, name: str, file: str, overrides: Sequence[str]) -> Stage:
+    """Train a few steps with another setting; the run's self-checks must pass."""
+    small = (
+        ["grpo.steps=6", "evaluation.num_tasks=64", "evaluation.extra_splits=[]"]
+        if options.on_gpu
+        else ["grpo.steps=2"]
+    )
+    stage, result = train(name, options, [*small, *overrides], file)
+    stage.figures["held-out score at the end"] = result["heldout_end"]
+    return stage
+
+
+def check_language_model(options: Options) -> Stage:
+    """Train SmolLM2 to answer with JSON, if `forge-env model get smollm2` has fetched it."""
+    if checkpoint_folder("smollm2") is None:
+        return Stage({"not run": "`forge-env model get smollm2` has not been run"})
+    stage, result = train("language-model", options, [] if options.on_gpu else ["grpo.steps=2"], "smollm2/cards")
+    stage.at_least("held-out score at the end", result["heldout_end"], 0.7 if options.on_gpu else 0)
+    return stage
+
+
+def train(name: str, options: Options, overrides: Sequence[str], file: str = "coding_rlvr") -> tuple[Stage, Any]:
+    """Train with a recipe to its end; return figures, with the checks that apply to every run, and its summary."""
+    stage, folder = Stage(), options.out / f"accept-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     started = time.perf_counter()
-    with start("learning", options, [f"grpo.steps={steps}", "grpo.max_off_policy_steps=2"]).watched() as training:
+    with start(name, options, overrides, file=file).watched() as training:
         stage.at_most("exit code", training.wait(TIMEOUT_S), 0)
     stage.figures["wall, s"] = time.perf_counter() - started
     result = summary(folder)
@@ -233,11 +354,10 @@ def check_learning(options: Options) -> Stage:
     config = load_config(str(folder / "config.yaml"))
     if options.on_gpu:
         stage.at_least("roles on the GPU, of 2", config.generator.with_gpus + config.trainer.with_gpus, 2)
-    stage.at_least("held-out score at the end", result["heldout_end"], 0.72 if options.on_gpu else 0.2)
     last = {name: value for row in metrics(folder) for name, value in row.items()}
     wanted = "mismatch/mean", "mismatch/max", "trainer/train_s", "trainer/skipped_updates", "groups/discarded_stale"
     stage.figures |= {f"{name}, last": last[name] for name in wanted if name in last}
-    return stage
+    return stage, result
 
 
 def check_life(options: Options) -> Stage:
@@ -269,9 +389,17 @@ STAGES: dict[str, Callable[[Options], Stage | Coroutine[None, None, Stage]]] = {
     "agreement-async": partial(check_agreement, engine="async_llm"),
     "agreement-in-process": partial(check_agreement, engine="in_process"),
     "speed": check_speed,
+    "families": check_families,
     "learning": check_learning,
+    "lora": partial(check_variant, name="lora", file="coding_rlvr/lora", overrides=()),
+    "bfloat16": partial(check_variant, name="bfloat16", file="coding_rlvr", overrides=["model.dtype=bfloat16"]),
+    "sleep": partial(check_variant, name="sleep", file="coding_rlvr", overrides=["generator.sleep=true"]),
+    "compile": partial(check_variant, name="compile", file="coding_rlvr", overrides=["trainer.compile=true"]),
+    "language-model": check_language_model,
     "life": check_life,
 }
+GPU_ONLY = {"compile"}
+"""Stages that a CPU can't run."""
 
 
 def recipe(
@@ -292,14 +420,16 @@ def recipe(
     )
 
 
-def start(name: str, options: Options, arguments: Sequence[str], *, resume: bool = False) -> Training:
-    """Start a training run of the default recipe, or resume it. On a GPU, the recipe chooses its devices itself."""
+def start(
+    name: str, options: Options, arguments: Sequence[str], *, file: str = "coding_rlvr", resume: bool = False
+) -> Training:
+    """Start a training run of a recipe, or resume it. On a GPU, the recipe chooses its devices itself."""
     folder = options.out / f"accept-{name}"
     if resume:
         return Training(folder, [str(folder / "config.yaml"), "--resume"])
     small = ["evaluation.num_tasks=32", "evaluation.extra_splits=[]", "grpo.groups_per_step=8"]
     overrides = ["generator.kv_cache_gb=4"] if options.on_gpu else small
-    new = ["coding_rlvr.yaml", "--name", folder.name, f"output_dir={options.out}"]
+    new = [file, "--name", folder.name, f"output_dir={options.out}"]
     return Training(folder, [*new, *overrides, *arguments])
 
 
@@ -317,7 +447,7 @@ def gpu_state() -> tuple[str, str, float, float]:
 
 def one_stage(name: str, device: str, out: str, steps: int) -> None:
     """Run a stage in this process, and write its result."""
-    stage = STAGES[name](Options(device, Path(out), steps))
+    stage: Any = STAGES[name](Options(device, Path(out), steps))
     result = asyncio.run(stage) if inspect.iscoroutine(stage) else stage
     Path(out, f"{name}.json").write_text(json.dumps(asdict(result)))
 
@@ -357,7 +487,7 @@ def main() -> int:
     """Run the stages and print their results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=None)
     parser.add_argument("--steps", type=int, default=0, help="of the stage `learning`; default: 50, or 4 on a CPU")
     parser.add_argument("--out", type=Path, default=Path("runs/accept"), help="folder for the results")
     args = parser.parse_args()
@@ -365,7 +495,7 @@ def main() -> int:
     out = options.out
     out.mkdir(parents=True, exist_ok=True)
     done = []
-    for name in args.stages:
+    for name in args.stages or [each for each in STAGES if options.on_gpu or each not in GPU_ONLY]:
         print(f"{name} ...", flush=True)
         done.append(run_stage(name, options))
         print(f"{name}: {outcome(done[-1])} ({duration(done[-1]['seconds'])})", flush=True)
