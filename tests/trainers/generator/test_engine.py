@@ -272,6 +272,24 @@ async def test_an_engine_whose_process_has_ended_says_so_in_the_log(caplog: pyte
     assert ["the vLLM engine failed" in record.message for record in caplog.records] == [True]
 
 
+async def test_closing_tells_the_reader_of_outputs_before_it_ends_the_process() -> None:
+    reader = asyncio.create_task(asyncio.Event().wait())
+
+    class LLM:
+        errored = False
+        output_handler = reader
+
+        async def abort(self, requests: list[str]) -> None:
+            assert requests == []
+
+        def shutdown(self) -> None:
+            cancelled.append(reader.cancelling())
+
+    cancelled: list[int] = []
+    await AsyncLLMEngine(LLM()).close()
+    assert cancelled == [1]
+
+
 async def test_two_requests_of_one_name_are_refused(fake: Fake, engine: InProcessEngine) -> None:
     (first,) = ask(engine, "same")
     await asyncio.sleep(0)
