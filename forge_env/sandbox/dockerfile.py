@@ -11,6 +11,8 @@ import shlex
 from dataclasses import dataclass
 
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(\S+)\s*")
+_WORD = re.compile(r"""(?:[^\s\\'"]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
+"""A word of a shell's command with its quotes, which may hold blanks."""
 _HEREDOC = re.compile(r"\d*<<(-?)([^<]+)")
 _WITH_HEREDOC = ("RUN", "COPY", "ADD")
 
@@ -62,13 +64,9 @@ def _escape(lines: list[str]) -> str:
 
 def _after_heredocs(rest: list[str], lines: list[str], position: int) -> int:
     """The line after an instruction's here-documents. Unterminated ones are ignored."""
-    try:
-        words = shlex.split("".join(rest), posix=False)
-    except ValueError:  # unbalanced quotes
-        words = "".join(rest).split()
-    for word in words:
+    for word in _WORD.findall("".join(rest)):
         if heredoc := _HEREDOC.fullmatch(word):
-            end = heredoc[2].strip("\"'")
+            end = _unquoted(heredoc[2])
             texts = [line.lstrip("\t") if heredoc[1] else line for line in lines[position:]]
             position += texts.index(end) + 1 if end in texts else 0
     return position
