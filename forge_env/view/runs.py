@@ -62,6 +62,10 @@ MOST_LISTED = 10_000
 POINTS = 80
 """Points of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
+LIVE_S = 3_600.0
+"""Maximum seconds between two writes of a live run, of which one may only append to a file."""
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of a file that does not exist."""
 LARGEST_VOCABULARY = 64 << 20
 """Maximum bytes of a tokenizer that is read."""
 
@@ -335,7 +339,7 @@ class RunView:
     @property
     def age(self) -> float | None:
         """Seconds since any of its files was written."""
-        changed = _changed(self.root)
+        changed = _changed(str(self.root))
         return max(0.0, time.time() - changed) if changed else None
 
     def figures(self) -> Figures:
@@ -438,10 +442,17 @@ def _is_locked(folder: Path) -> bool:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run or an evaluation; an unreadable folder is assumed to be one."""
-    try:
-        return any((path / mark).exists() for mark in MARKS)
-    except OSError as error:
-        return error.errno != errno.ENAMETOOLONG
+    return _changed(str(path)) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A folder in the list of runs, as last looked at."""
+
+    stamp: int
+    """When a file in it was last made, replaced or removed, in nanoseconds."""
+    changed: float | None
+    """When its files were last written; None: it is not a run."""
 
 
 class Runs:
@@ -457,6 +468,7 @@ class Runs:
         self.single = is_run(root)
         self._open: OrderedDict[str, RunView] = OrderedDict()
         self._lock = threading.Lock()
+        self._seen: dict[str, Seen] = {}
 
     def path(self, name: str) -> Path:
         """Return the path of a run with this name, whether or not it exists."""
@@ -466,11 +478,8 @@ class Runs:
         """Return the run with this name, or None if there is none."""
         if not name or name in (".", "..") or "/" in name or "\0" in name or (self.single and name != self.root.name):
             return None
-        try:
-            if not is_run(self.path(name)):
-                return None
-        except OSError:
-            return None  # the name is too long, or the folder is not accessible
+        if not is_run(self.path(name)):
+            return None
         with self._lock:
             run = self._open.get(name) or RunView(self.path(name), self.cache)
             self._open[name] = run
@@ -489,12 +498,27 @@ class Runs:
             return [self.root.name], 0
         try:
             with os.scandir(self.root) as entries:
-                folders = sorted((entry.name for entry in entries if not entry.name.startswith(".")), reverse=True)
+                folders = sorted(
+                    (entry for entry in entries if not entry.name.startswith(".")),
+                    key=lambda entry: entry.name,
+                    reverse=True,
+                )
         except OSError:
             return [], 0
-        runs = [name for name in folders[:MOST_LISTED] if is_run(self.root / name)]
-        runs.sort(key=lambda name: (_changed(self.root / name), name), reverse=True)
-        return runs, MOST_LISTED if len(folders) > MOST_LISTED else 0
+        self._seen = {entry.name: self._look(entry) for entry in folders[:MOST_LISTED]}
+        runs = [(seen.changed, name) for name, seen in self._seen.items() if seen.changed is not None]
+        return [name for _, name in sorted(runs, reverse=True)], MOST_LISTED if len(folders) > MOST_LISTED else 0
+
+    def _look(self, entry: os.DirEntry[str]) -> Seen:
+        """Return when a folder's files changed: as last seen, unless a file was made or replaced, or may have grown."""
+        try:
+            stamp = entry.stat().st_ctime_ns
+        except OSError:
+            stamp = 0
+        seen = self._seen.get(entry.name)
+        if seen is not None and seen.stamp == stamp and max(stamp / 1e9, seen.changed or 0) < time.time() - LIVE_S:
+            return seen
+        return Seen(stamp, _changed(entry.path))
 
     def figures(self, run: RunView) -> Figures:
         """Return the list's figures of a run, from the cache if its files have not changed."""
@@ -512,9 +536,15 @@ class Runs:
             return figures
 
 
-def _changed(path: Path) -> float:
-    latest = 0.0
+def _changed(path: str) -> float | None:
+    """Return when the files of a run were written, 0 if they can't be read, or None if the folder has none of them."""
+    latest: float | None = None
     for mark in MARKS:
-        with suppress(OSError):
-            latest = max(latest, (path / mark).stat().st_mtime)
+        try:
+            latest = max(latest or 0.0, os.stat(f"{path}/{mark}").st_mtime)
+        except OSError as error:
+            if error.errno not in ABSENT:
+                latest = latest or 0.0
+        except ValueError:  # a name that no file can have
+            return None
     return latest
