@@ -7,7 +7,6 @@ Skene (1979), as Weaver (Saad-Falcon et al., 2025) does for language-model verif
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +14,10 @@ from typing import Any
 
 from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import UsageError
+from forge_env.rewards.rubric import inputs_of, listed, name_of
 
+INPUTS = ("prompt", "response", "target")
+"""Names of a verifier's parameters."""
 _EDGE = 1e-3
 """Minimum distance of accuracies from 0 and 1, so that no single verifier decides alone."""
 
@@ -39,20 +41,28 @@ class Ensemble:
     """
 
     def __init__(
-        self, verifiers: Sequence[Callable[..., Any]], accuracies: Sequence[float] | None = None, *, prior: float = 0.5
+        self,
+        verifiers: Callable[..., Any] | Sequence[Callable[..., Any]],
+        accuracies: Sequence[float] | None = None,
+        *,
+        prior: float = 0.5,
     ) -> None:
+        verifiers = listed(verifiers)
         accuracies = [0.75] * len(verifiers) if accuracies is None else list(accuracies)
         if len(accuracies) != len(verifiers):
             raise UsageError(f"an ensemble has {len(verifiers)} verifiers but {len(accuracies)} accuracies")
         if not all(0.0 < value < 1.0 for value in [*accuracies, prior]):
             raise UsageError("accuracies and prior of an ensemble must be between 0 and 1")
         self.verifiers = list(verifiers)
+        self._inputs = [inputs_of("verifier", name_of(verifier), verifier, INPUTS) for verifier in verifiers]
         self.accuracies = accuracies
         self.prior = prior
 
     async def __call__(self, prompt: str, response: str, target: Any = None) -> float:
         """Combine the verifiers' votes on one response."""
-        values = await gather_or_cancel([_value(verifier, prompt, response, target) for verifier in self.verifiers])
+        given = {"prompt": prompt, "response": response, "target": target}
+        inputs = [{name: given[name] for name in names} for names in self._inputs]
+        values = await gather_or_cancel([*map(_value, self.verifiers, inputs)])
         return combine([value >= 0.5 for value in values], self.accuracies, self.prior)
 
 
@@ -131,7 +141,5 @@ def _inside(probability: float) -> float:
     return min(max(probability, _EDGE), 1.0 - _EDGE)
 
 
-async def _value(verifier: Callable[..., Any], prompt: str, response: str, target: Any) -> float:
-    known = {"prompt": prompt, "response": response, "target": target}
-    wanted = {name: known[name] for name in inspect.signature(verifier).parameters if name in known}
-    return float(await settled(verifier(**wanted)))
+async def _value(verifier: Callable[..., Any], inputs: dict[str, Any]) -> float:
+    return float(await settled(verifier(**inputs)))

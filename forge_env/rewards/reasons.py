@@ -111,8 +111,8 @@ def explain(reason: str, failures: Iterable[str] = ()) -> None:
 
     Args:
         reason: kind of failure in a few words, the same for many episodes: "wrong answer", "failed hidden tests".
-        failures: failures of this episode, such as a test with its expected and actual value. The first ten are
-            recorded, shortened to their first and last 250 characters.
+        failures: one or several failures of this episode, such as a test with its expected and actual value. The
+            first ten are recorded, shortened to their first and last 250 characters.
 
     Examples:
         >>> import forge_env as fe
@@ -125,7 +125,12 @@ def explain(reason: str, failures: Iterable[str] = ()) -> None:
     """
     if (current := _CURRENT.get()) is not None:
         current.reason = clean_unicode(" ".join(reason.split()))[:LONGEST_REASON]
-        lines = [line for line, _ in zip(failures, range(MOST_FAILURES), strict=False)]
+        lines = [
+            line
+            for line, _ in zip(
+                [failures] if isinstance(failures, str) else failures, range(MOST_FAILURES), strict=False
+            )
+        ]
         current.failures = [clean_unicode(shorten(redact(line), LONGEST_FAILURE)) for line in lines]
 
 

@@ -149,27 +149,27 @@ class Rubric:
     def __init__(
         self,
         functions: RewardFunction | Sequence[RewardFunction] | Mapping[str, RewardFunction] = (),
-        weights: Sequence[float] | None = None,
+        weights: float | Sequence[float] | None = None,
         *,
-        metrics: Sequence[RewardFunction] | Mapping[str, RewardFunction] = (),
-        group: Mapping[RewardFunction, float] | Sequence[RewardFunction] = (),
+        metrics: RewardFunction | Sequence[RewardFunction] | Mapping[str, RewardFunction] = (),
+        group: RewardFunction | Sequence[RewardFunction] | Mapping[RewardFunction, float] = (),
         **others: Never,
     ) -> None:
         if others:
             fix = "write fe.Rubric([f, g], weights=[1.0, 0.5], metrics=[h], group=[k])"
             raise UsageError(f"fe.Rubric has no argument {next(iter(others))!r}", fix=fix)
-        chosen = _with_names(functions if isinstance(functions, Sequence | Mapping) else [functions])
-        weights = [1.0] * len(chosen) if weights is None else list(weights)
+        chosen, unweighted = _with_names(functions), _with_names(metrics)
+        if weights is None or isinstance(weights, int | float):
+            weights = [1.0] * len(chosen) if weights is None else [weights]
         if len(weights) != len(chosen):
             raise UsageError(
                 f"a rubric has {len(chosen)} reward functions but {len(weights)} weights", fix="give one for each"
             )
-        free = [0.0] * len(metrics)
-        pairs = zip([*chosen, *_with_names(metrics)], [*weights, *free], strict=True)
+        pairs = zip([*chosen, *unweighted], [*weights, *(0.0 for _ in unweighted)], strict=True)
         self._scorers = [_scorer(name, function, weight) for (name, function), weight in pairs]
-        weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in group]
+        weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in listed(group)]
         self._group_scorers = [
-            _scorer(_name_of(function), function, weight, INJECTED_GROUP) for function, weight in weighted
+            _scorer(name_of(function), function, weight, INJECTED_GROUP) for function, weight in weighted
         ]
         if not chosen and not self._group_scorers:
             raise UsageError(
@@ -341,41 +341,71 @@ def _source(function: RewardFunction) -> str:
 
 
 def _with_names(
-    functions: Sequence[RewardFunction] | Mapping[str, RewardFunction],
+    functions: RewardFunction | Sequence[RewardFunction] | Mapping[str, RewardFunction],
 ) -> list[tuple[str, RewardFunction]]:
     if isinstance(functions, Mapping):
         return list(functions.items())
-    return [(_name_of(function), function) for function in functions]
+    return [(name_of(function), function) for function in listed(functions)]
 
 
-def _name_of(function: RewardFunction) -> str:
+def listed(functions: RewardFunction | Sequence[RewardFunction]) -> Sequence[RewardFunction]:
+    """One function, or several, as a sequence."""
+    return functions if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
+
+
+def name_of(function: RewardFunction) -> str:
+    """The name of a function, or of a callable object's class."""
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 def _scorer(name: str, function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:
-    if not callable(function):
-        raise UsageError(f"{function!r} is not a reward function", fix="give a function, or a list of them")
-    if inspect.isclass(function):
-        raise UsageError(f"reward function {name!r} is a class", fix=f"write {function.__name__}()")
+    wanted = inputs_of("reward function", name, function, injected)
     if not math.isfinite(_as_float(weight)):
         raise UsageError(f"the weight {weight!r} of {name!r} is not valid", fix="give a finite number")
-    parameters = inspect.signature(function).parameters
-    if "answer" in parameters and (others := parameters.keys() & {"completion", "response"}) and "answer" in injected:
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return _Scorer(name, function, float(weight), wanted, is_async)
+
+
+def inputs_of(kind: str, name: str, function: Any, known: Sequence[str]) -> tuple[str, ...]:
+    """The names in `known` that a function's parameters select; a parameter `**` selects all, except `self`.
+
+    Args:
+        kind: the kind of function, for errors.
+
+    Raises:
+        UsageError: it is not a function, a parameter is not known or takes no name, or `completion` and `answer` are
+            both selected.
+    """
+    if isinstance(function, str):
+        module, _, attribute = function.rpartition(":")
+        fix = f"from {module} import {attribute}, and " if module else ""
+        fix += f"pass the function {attribute}, without quotes"
+        raise UsageError(f"{function!r} is a string, not a {kind}", fix=fix)
+    if not callable(function):
+        raise UsageError(f"{shown(function)} is not a {kind}", fix="give a function, or a list of them")
+    if inspect.isclass(function):
+        raise UsageError(f"{kind} {name!r} is a class", fix=f"write {function.__name__}()")
+    what, listed = f"{kind} {name!r}", f"known: {', '.join(known)}"
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:  # some built-in functions
+        fix = f"call it in a function with named parameters; {listed}"
+        raise UsageError(f"the parameters of {what} have no names", fix=fix) from error
+    if "answer" in parameters and (others := parameters.keys() & {"completion", "response"}) and "answer" in known:
         raise UsageError(
-            f"reward function {name!r} takes `{others.pop()}` and `answer`, which are both the agent's reply",
+            f"{what} takes `{others.pop()}` and `answer`, which are both the agent's reply",
             fix="use `target` instead of `answer`: it is the task's answer, also from a column `answer`",
         )
-    wanted: list[str] = []
-    for parameter in parameters.values():
+    selected: list[str] = []
+    for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            wanted = [key for key in injected if key != "self"]
-            break
-        if parameter.name in injected:
-            wanted.append(parameter.name)
+            return tuple(key for key in known if key != "self")
+        if name in known and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            mark = "/" if parameter.kind is parameter.POSITIONAL_ONLY else "*"
+            fix = f"remove the `{mark}`: inputs are given by name"
+            raise UsageError(f"{what} takes `{name}` by position only", fix=fix)
+        if name in known:
+            selected.append(name)
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
-            raise UsageError(
-                f"reward function {name!r} has an unknown parameter {parameter.name!r}",
-                fix=f"known: {', '.join(injected)}",
-            )
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    return _Scorer(name, function, float(weight), tuple(wanted), is_async)
+            raise UsageError(f"{what} has an unknown parameter {name!r}", fix=listed)
+    return tuple(selected)

@@ -43,6 +43,11 @@ class PaddedLoss:
             raise PluginError(
                 f"loss {self.name!r} has unknown parameters: {', '.join(unknown)}", fix=f"known: {', '.join(ARGUMENTS)}"
             )
+        if by_position := [key for key in parameters if parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY]:
+            raise PluginError(
+                f"loss {self.name!r} takes `{by_position[0]}` by position only",
+                fix="remove the `/`: arguments are given by name",
+            )
         self._arguments = [key for key in parameters if key in ARGUMENTS]
         declared = needs(loss)
         self.needs = replace(

@@ -48,6 +48,14 @@ async def test_a_judges_reason_is_in_the_record_unless_the_reward_is_full() -> N
     assert (await play(fe.rewards.exact_match, " ")).reason == "no answer"
 
 
+async def test_a_single_failure_may_be_given_as_a_text() -> None:
+    def wrong(completion: str) -> float:
+        explain("wrong answer", "expected 42")
+        return 0.0
+
+    assert (await play(wrong, "41")).failures == ["expected 42"]
+
+
 async def test_the_first_weighted_function_names_the_reason_and_metrics_none() -> None:
     def first(answer: str) -> float:
         explain("too short", ["3 of 5 words"])

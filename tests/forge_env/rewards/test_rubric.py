@@ -145,6 +145,47 @@ def test_wrong_rubrics_are_refused_early() -> None:
     assert fe.Rubric(group=[as_short_as_possible]).scores_groups, "which alone decide"
 
 
+def first(response: str, /) -> float:
+    return 1.0
+
+
+def every(*response: str) -> float:
+    return 1.0
+
+
+def others(response: str, /, **rest: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("make", [fe.Rubric, fe.rewards.Ensemble])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (first, r"'first' takes `response` by position only \(remove the `/`: inputs are given by name\)"),
+        (others, "'others' takes `response` by position only"),
+        ([len], "'len' has an unknown parameter 'obj'"),
+        (max, "'max' have no names .*call it in a function with named parameters"),
+        ("rewards:exact", "'rewards:exact' is a string, not a .*from rewards import exact, and pass the function"),
+        (["exact"], "'exact' is a string, not a .*pass the function exact, without quotes"),
+        (None, "None is not a "),
+    ],
+)
+def test_functions_that_can_not_be_called_by_name_are_refused_early(make: Any, given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(given)
+
+
+def test_every_input_of_a_rubric_is_checked_and_may_be_a_single_function() -> None:
+    with pytest.raises(UsageError, match=r"'every' takes `response` by position only \(remove the `\*`"):
+        fe.Rubric(every)
+    with pytest.raises(UsageError, match="'rewards:exact' is a string, not a reward function"):
+        fe.Rubric(length, metrics="rewards:exact")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'rewards:exact' is a string, not a reward function"):
+        fe.Rubric(length, group="rewards:exact")  # type: ignore[arg-type]
+    rubric = fe.Rubric(length, 0.5, metrics=secret, group=as_short_as_possible)
+    assert rubric.weights == {"length": 0.5, "secret": 0.0, "as_short_as_possible": 1.0}
+
+
 @given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=8))
 async def test_any_weights_add_up(pairs: list[tuple[float, float]]) -> None:
     def constant(value: float) -> Callable[[], float]:

@@ -317,6 +317,14 @@ def test_an_unknown_argument_is_refused() -> None:
     assert "padding_mask" in (caught.value.fix or "")
 
 
+def test_an_argument_without_a_name_is_refused() -> None:
+    def positional(logprobs: torch.Tensor, /) -> torch.Tensor:
+        return logprobs.mean()
+
+    with pytest.raises(PluginError, match=r"'positional' takes `logprobs` by position only \(remove the `/`"):
+        PaddedLoss(positional, "positional")
+
+
 def test_a_loss_on_flat_tokens_is_taken_as_it_is() -> None:
     loss = own("Short", scale=2)
     assert isinstance(loss, Short)
