@@ -69,6 +69,8 @@ class ReplayPolicy(Policy):
     """Replies with the same messages in every episode."""
 
     def __init__(self, actions: Sequence[Message | str] = ("",)) -> None:
+        if isinstance(actions, str):
+            raise UsageError("the actions of a ReplayPolicy are a string", fix="give a list, with one for each turn")
         self._messages = [as_message(action) for action in actions]
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:

@@ -553,6 +553,14 @@ async def judged_elsewhere(env: Agent) -> float:
         return float(await fresh.read_files() == {})
 
 
+async def test_a_command_in_one_string_is_refused() -> None:
+    class Joined(Agent):
+        command = "python agent.py"
+
+    with pytest.raises(UsageError, match=r"Joined.command is a string \(set `command = \('python', 'agent.py'\)`"):
+        Joined()
+
+
 async def test_a_program_is_judged_where_it_never_was(engine: SandboxEngine) -> None:
     """Its sandbox is gone by then; the files that it left are there, as they were when it ended."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
-from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, GeneratorError, InfrastructureError
+from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, GeneratorError, InfrastructureError, UsageError
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.rollout.scripted import FunctionPolicy, GoldPolicy, RandomPolicy, ReplayPolicy, scripted_policy
@@ -98,6 +98,11 @@ async def test_an_episode_whose_last_reply_was_cut_is_truncated_and_scored(cut: 
 async def test_a_full_context_truncates() -> None:
     trajectory = await run_episode(policy=Tokens(fail=ContextLengthExceeded("full"), failures=1), **MAKE)
     assert (trajectory.truncation, len(trajectory.turns), trajectory.retries) == ("context", 1, 0)
+
+
+def test_a_string_of_actions_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"are a string \(give a list, with one for each turn\)"):
+        ReplayPolicy("42")
 
 
 async def test_prompts_that_were_spelled_anew_are_counted() -> None:

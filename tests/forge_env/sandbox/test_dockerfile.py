@@ -30,7 +30,7 @@ from forge_env.sandbox.dockerfile import instructions, last_workdir, with_base
         ("FROM x\nCOPY <<-E /a\n\tWORKDIR /etc\n\tE\nWORKDIR /app", "/app"),
         ("FROM x\nCOPY <<a <<b /to/\nWORKDIR /1\na\nWORKDIR /2\nb\nWORKDIR /app", "/app"),
         ("FROM x\nWORKDIR /app\nRUN cat <<'END OF FILE'\nWORKDIR /no\nEND OF FILE\nRUN ls", "/app"),
-        ('FROM x\nWORKDIR /app\nRUN cat <<"it\'s so" > /x\nWORKDIR /no\nit\'s so\nRUN ls', "/app"),
+        ("FROM x\nWORKDIR /app\nRUN cat <<\"it's so\" > /x\nWORKDIR /no\nit's so\nRUN ls", "/app"),
         ("FROM x\nWORKDIR /app\nCOPY <<-E'O F' /a\n\tWORKDIR /no\n\tEO F\n", "/app"),
         ("FROM x\nWORKDIR /app\nRUN cat <<END\\ OF\nWORKDIR /no\nEND OF\n", "/app"),
         ("FROM x\nRUN echo 'a <<E b'\nWORKDIR /app\nE", "/app"),
