@@ -233,7 +233,8 @@ separate processes, which schedule the next step during the current one; `auto`:
     hosts: Positive = 1
     """Hosts that the processes of one engine are spread over."""
     with_gpus: bool = False
-    """One GPU per process. If unset: true with job.kind=local on a machine with a GPU and torch built for GPUs."""
+    """One GPU per process. If unset: true with job.kind=local on a machine with a GPU and torch built for GPUs, \
+where `threads` is then ignored."""
     max_num_seqs: Positive = 128
     """Maximum sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9
@@ -717,16 +718,20 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _gpus_of_this_machine(self) -> RunConfig:
         sections = {"generator": self.generator, "trainer": self.trainer}
+        reference = self.grpo.reference
+        if not self.rolls_out:
+            del sections["generator"]
         unset = [name for name, section in sections.items() if "with_gpus" not in section.model_fields_set]
         if not unset or self.job.kind != "local" or machine.torch_build() not in ("cuda", "rocm"):
             return self
         if not (gpus := len(machine.gpus())):
             return self
         for name in unset:
-            # threads, which recipes for CPUs set, are refused on GPUs; a reference model on the CPU uses the trainer's
-            unused = {} if name == "trainer" and self.has_reference else {"threads": 1}
-            setattr(self, name, sections[name].model_copy(update={"with_gpus": True, **unused}))
+            # a recipe for CPUs may set threads; a GPU has no use for them, but a reference model on the CPU has
+            keep = name == "trainer" and self.has_reference and not reference.with_gpus and reference.procs == 1
+            threads = {} if keep else {"threads": 1}
+            setattr(self, name, sections[name].model_copy(update={"with_gpus": True, **threads}))
         wanted = self.generator.num_replicas * self.generator.procs * self.rolls_out + self.trainer.procs
-        if len(unset) == len(sections) and gpus < wanted and "share_gpus" not in self.job.model_fields_set:
+        if len(unset) == 2 and gpus < wanted and "share_gpus" not in self.job.model_fields_set:
             self.job = self.job.model_copy(update={"share_gpus": True})
         return self

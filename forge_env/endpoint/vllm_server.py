@@ -122,6 +122,9 @@ class VLLMServer:
             defaults |= CPU_FLAGS
             if not fast_in_bfloat16():
                 defaults["--dtype"] = ["float32"]
+        else:
+            # the other kernel of gated delta layers is compiled at the first request
+            defaults["--gdn-prefill-backend"] = ["triton"]
         overridden = {argument.partition("=")[0] for argument in self._args}
         chosen = [item for flag, values in defaults.items() if flag not in overridden for item in (flag, *values)]
         # the `vllm` command requires a distribution named vllm; CPU builds have another name

@@ -92,7 +92,7 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 def _on_gpu(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments for a GPU. FlashInfer's kernel for Qwen 3.5 is compiled at the first request, and takes no float32."""
-    return {"additional_config": {"gdn_prefill_backend": "triton", **given.get("additional_config", {})}}
+    return {"additional_config": {"gdn_prefill_backend": "triton", **(given.get("additional_config") or {})}}
 
 
 def _adapters(config: RunConfig) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from trainers.model.folder import (
     check_folder,
     check_generator_heads,
     check_heads,
+    check_windows,
     is_linear,
     local_folder,
     read_hf_config,
     vocabulary,
-    window,
 )
 from trainers.model.tiny import hf_config
 
@@ -176,16 +176,18 @@ def check_parallelism(config: RunConfig) -> None:
 
 
 def check_precision(config: RunConfig, folder: Path) -> None:
-    """Reject float32 on GPUs for models with attention in windows, or with gated delta layers."""
+    """Reject float32 on GPUs for models with sliding windows or gated delta layers."""
     if config.model.dtype != "float32":
         return
-    hf, fix = read_hf_config(folder), "use model.dtype=bfloat16"
-    layers = range(hf["num_hidden_layers"])
-    length = config.model.max_length
-    if config.trainer.with_gpus and any((window(hf, layer) or length) < length for layer in layers):
-        raise UsageError(f"{folder} has attention in windows, which a GPU's trainer computes in bfloat16 only", fix=fix)
-    if config.generator.with_gpus and any(is_linear(hf, layer) for layer in layers):
-        raise UsageError(f"{folder} has gated delta layers, which vLLM computes on a GPU in bfloat16 only", fix=fix)
+    hf = read_hf_config(folder)
+    if config.trainer.with_gpus:
+        check_windows(folder, hf, config.model.max_length)
+    generates = config.rolls_out and config.generator.with_gpus
+    if generates and any(is_linear(hf, layer) for layer in range(hf["num_hidden_layers"])):
+        raise UsageError(
+            f"{folder} has gated delta layers, which vLLM supports on GPUs in bfloat16 only",
+            fix="use model.dtype=bfloat16",
+        )
 
 
 def warms_up(config: RunConfig) -> bool:

@@ -233,6 +233,15 @@ def window(config: Mapping[str, Any], layer: int) -> int | None:
     return int(config["sliding_window"]) if sliding else None
 
 
+def check_windows(folder: Path, config: Mapping[str, Any], max_length: int) -> None:
+    """Refuse sliding windows shorter than `max_length`; call it for a model in float32 on a GPU."""
+    if any((window(config, layer) or max_length) < max_length for layer in range(config["num_hidden_layers"])):
+        raise UsageError(
+            f"{folder} uses sliding-window attention, which the trainer supports on GPUs in bfloat16 only",
+            fix="use model.dtype=bfloat16",
+        )
+
+
 def rotates(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has rotary positions: in SmolLM3, all but every fourth."""
     if config["model_type"] != "smollm3":

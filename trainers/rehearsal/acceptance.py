@@ -68,8 +68,10 @@ def failures(stage: Mapping[str, Any]) -> list[str]:
 
 
 def outcome(stage: Mapping[str, Any]) -> str:
-    """PASS, or FAIL with the reasons."""
-    return "FAIL: " + "; ".join(failures(stage)) if failures(stage) else "PASS"
+    """PASS, FAIL with the reasons, or SKIPPED with the reason."""
+    if failures(stage):
+        return "FAIL: " + "; ".join(failures(stage))
+    return f"SKIPPED: {stage['figures']['skipped']}" if "skipped" in stage["figures"] else "PASS"
 
 
 class RunFailedError(ForgeError):

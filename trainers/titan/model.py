@@ -18,7 +18,7 @@ from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
-from trainers.model.folder import check_heads, is_linear, read_hf_config, weight_files, window
+from trainers.model.folder import check_heads, check_windows, is_linear, read_hf_config, weight_files, window
 from trainers.model.merging import scaled
 from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
@@ -105,6 +105,8 @@ class TitanModel:
         self.dtype = getattr(torch, dtype)
         self._hf = hf = read_hf_config(folder)
         windows = [window(hf, layer) or max_length for layer in range(hf["num_hidden_layers"])]
+        if device.type == "cuda" and self.dtype == torch.float32:
+            check_windows(self.folder, hf, max_length)
         linear = [is_linear(hf, layer) for layer in range(hf["num_hidden_layers"])]
         if any(linear) and self.sharding.compile:
             raise UsageError(

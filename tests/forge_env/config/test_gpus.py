@@ -29,7 +29,7 @@ def gpus_of(recipe: dict[str, Any]) -> tuple[bool, bool, bool]:
         ("rocm", 1, {}, (True, True, True)),
         ("cuda", 2, {}, (True, True, False)),
         ("cuda", 2, {"generator": {"num_replicas": 2}}, (True, True, True)),
-        ("cuda", 1, {"method": "sft"}, (True, True, False)),
+        ("cuda", 1, {"method": "sft"}, (False, True, False)),
         ("cuda", 1, BOTH, (False, False, False)),
         ("cuda", 1, {"trainer": {"with_gpus": False}}, (True, False, False)),
         ("cuda", 1, {"job": {"share_gpus": False}}, (True, True, False)),
@@ -54,6 +54,24 @@ def test_a_recipe_file_that_sets_other_keys_of_a_section_uses_the_gpu(monkeypatc
     config = load_config("coding_rlvr.yaml", ["generator.kv_cache_gb=4"])
     assert (config.generator.with_gpus, config.trainer.with_gpus, config.job.share_gpus) == (True, True, True)
     assert load_config("coding_rlvr.yaml", ["generator.with_gpus=false"]).generator.with_gpus is False
+
+
+@pytest.mark.parametrize(
+    ("grpo", "threads"),
+    [
+        ({}, 1),
+        ({"reference": {"source": "initial"}}, 4),
+        ({"reference": {"source": "initial", "with_gpus": True}}, 1),
+        ({"reference": {"source": "initial", "procs": 2}}, 1),
+    ],
+)
+def test_threads_of_a_recipe_for_cpus_are_kept_for_a_reference_model_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, grpo: dict[str, Any], threads: int
+) -> None:
+    monkeypatch.setattr(machine, "torch_build", lambda: "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [GPU])
+    recipe = {"environment": {"name": "coding_rlvr"}, "trainer": {"threads": 4}, "grpo": grpo}
+    assert RunConfig.model_validate(recipe).trainer.threads == threads
 
 
 @pytest.mark.parametrize("count", [0, 1])

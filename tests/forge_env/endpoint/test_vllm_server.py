@@ -106,6 +106,7 @@ def test_fast_precision_of_a_processor(build: str, fast: bool, dtype: bool, monk
     assert ("float32" in command) is dtype
     assert command[command.index("--max-model-len") + 1] == "auto"
     assert ("--enforce-eager" in command) is (build == "train-cpu")
+    assert ("--gdn-prefill-backend" in command) is (build != "train-cpu")
     assert (variables.get("VLLM_CPU_KVCACHE_SPACE") == "5") is (build == "train-cpu")
     chosen = vllm_server.VLLMServer("org/model", Path("log"), ["--dtype=bfloat16"])
     chosen.uds = "socket"

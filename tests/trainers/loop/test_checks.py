@@ -22,6 +22,7 @@ from forge_env.config.finding import bundled_recipes
 from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
+from trainers.algorithms.sft import check_idle
 from trainers.generator.arguments import engine_arguments
 from trainers.loop.checks import check_devices, check_images, check_loss, check_precision
 from trainers.model.folder import INDEX, check_heads, from_hub
@@ -56,13 +57,18 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
 CPU_RECIPES = sorted(name for name in bundled_recipes() if "with_gpus" not in bundled_recipes()[name].read_text())
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("recipe", CPU_RECIPES)
-def test_recipes_for_a_cpu_are_accepted_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+def test_recipes_for_a_cpu_are_accepted_on_a_machine_with_gpus(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, count: int
+) -> None:
     monkeypatch.setattr(machine, "torch_build", lambda: "cuda")
-    monkeypatch.setattr(machine, "gpus", lambda: [machine.GPU("0", "GPU-0", "NVIDIA H100 80GB HBM3", 80.0)])
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.GPU("0", "GPU-0", "NVIDIA H100 80GB HBM3", 80.0)] * count)
     config = load_config(recipe)
     assert config.trainer.with_gpus
     check_devices(config)
+    if config.method == "sft":
+        check_idle(config)
 
 
 class Pictures(fe.ToolEnvironment):
@@ -337,8 +343,8 @@ DELTA = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full
 @pytest.mark.parametrize(
     ("changes", "role", "reason"),
     [
-        (GEMMA, "trainer", "attention in windows"),
-        ({"model_type": "phi3", "sliding_window": 64}, "trainer", "attention in windows"),
+        (GEMMA, "trainer", "sliding-window attention"),
+        ({"model_type": "phi3", "sliding_window": 64}, "trainer", "sliding-window attention"),
         (DELTA, "generator", "gated delta layers"),
     ],
 )
@@ -347,7 +353,7 @@ def test_models_that_gpus_compute_in_bfloat16_only(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | changes))
     config = load_config("coding_rlvr", [f"model.path={tmp_path}", f"{role}.with_gpus=true", "trainer.threads=1"])
-    with pytest.raises(UsageError, match=f"{reason}.* in bfloat16 only") as caught:
+    with pytest.raises(UsageError, match=f"{reason}.* on GPUs in bfloat16 only") as caught:
         check_precision(config, tmp_path)
     assert caught.value.fix == "use model.dtype=bfloat16"
     config.model.dtype = "bfloat16"
