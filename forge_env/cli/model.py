@@ -47,9 +47,10 @@ def add_arguments(parser: Parser) -> None:
         help="convert a GGUF file, or the text part of a model with vision, to a checkpoint folder",
         description="Convert a GGUF file, the format of llama.cpp, to a Hugging Face folder in bfloat16 that can be "
         "trained and evaluated. Precision lost to quantization is not restored; the rounding error is printed. "
-        "If FROM is a folder of Qwen 3.5 or Gemma 3 with a vision part, its text part is written.",
+        "If FROM is a folder of Qwen 3.5 or Gemma 3 with a vision part, its text part is written. The MXFP4 weights of "
+        "a gpt-oss folder are written in bfloat16.",
     )
-    convert.add_argument("file", metavar="FROM", help="a .gguf file, or a checkpoint folder with a vision part")
+    convert.add_argument("file", metavar="FROM", help="a .gguf file, or a checkpoint folder")
     convert.add_argument("out", metavar="TO", help="folder to write, which must not exist")
     convert.set_defaults(act=run_convert)
 
@@ -97,7 +98,7 @@ def run_convert(args: argparse.Namespace) -> int:
     """Convert a file."""
     file, out = Path(args.file), Path(args.out)
     if not file.exists():
-        raise UsageError(f"there is no {file}", fix="give a .gguf file, or a checkpoint folder with a vision part")
+        raise UsageError(f"there is no {file}", fix="give a .gguf file, or a checkpoint folder")
     if out.exists():
         raise UsageError(f"{out} already exists", fix="name a new folder")
     convert: Callable[..., None]

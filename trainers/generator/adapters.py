@@ -8,6 +8,7 @@ Every process of an engine must import this module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,7 +104,7 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
         if not isinstance(method, AdapterMethod):
             continue
         parent, _, last = name.rpartition(".")
-        parts = joined.get(last, [last])
+        parts, parent = joined.get(last, [last]), re.sub(r"\.attn$", ".self_attn", parent)  # vLLM's name in gpt-oss
         for number, part in enumerate(parts):
             key = f"{PREFIX}{parent}.{part}"
             if key + UP not in published:  # not in `lora.targets`

@@ -51,7 +51,7 @@ class WeightLoader:
 
         `message` has the layouts, the handles of their buffers, and whether vLLM has to reorder the weights.
         """
-        from trainers.model.merging import whole_weights
+        from trainers.model.merging import reloadable, whole_weights
         from trainers.weights.flat import Flat
 
         layouts, handles, reorders = pickle.loads(message)
@@ -64,6 +64,8 @@ class WeightLoader:
             return
         weights = whole_weights(published, base, everything=reorders, device=device)
         if reorders:
-            self.model_runner.reload_weights(weights_iterator=weights)
+            left: dict[str, Any] = {}
+            self.model_runner.reload_weights(weights_iterator=reloadable(weights, left))
+            self.model_runner.model.load_weights(left.items())
         else:
             self.model_runner.model.load_weights(weights)

@@ -440,7 +440,7 @@ def refusals() -> Iterator[None]:
 
 def load_into(engine: Any, weights: Iterable[tuple[str, Any]], *, has_adapters: bool, reorders: bool) -> None:
     """Load whole weights or adapters, as published, into vLLM's `LLMEngine` between two steps."""
-    from trainers.model.merging import whole_weights
+    from trainers.model.merging import reloadable, whole_weights
 
     device, base = engine.vllm_config.device_config.device, Path(engine.model_config.model)
     if has_adapters:
@@ -450,7 +450,9 @@ def load_into(engine: Any, weights: Iterable[tuple[str, Any]], *, has_adapters: 
         engine.apply_model(lambda model: load_adapters(model, published))
     elif reorders:
         whole = whole_weights(weights, base, everything=True, device=device)
-        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
+        left: dict[str, Any] = {}
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": reloadable(whole, left)})
+        engine.apply_model(lambda model: model.load_weights(left.items()))
     else:
         whole = whole_weights(weights, base, device=device)
         engine.apply_model(lambda model: model.load_weights(whole))

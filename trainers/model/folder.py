@@ -46,6 +46,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         *(name for name in _SHAPE if name != "intermediate_size"),
         *("head_dim", *_DELTA, *_EXPERTS, "shared_expert_intermediate_size"),
     ),
+    "gpt_oss": (*_SHAPE, "head_dim", "num_experts", "num_experts_per_tok", "sliding_window"),
 }
 """Keys that `config.json` must have, by the `model_type` of each supported model family."""
 QWEN3_5 = ("qwen3_5_text", "qwen3_5_moe_text")
@@ -61,13 +62,14 @@ ARCHITECTURES: Mapping[str, str] = {
     "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 """Value of `architectures` in `config.json`, by family."""
 _ROPE = {
     "default": set[str](),
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "linear": {"factor"},
-    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"},
     "longrope": {"short_factor", "long_factor", "original_max_position_embeddings"},
 }
 """Parameters of each supported scaling of rotary positions."""
@@ -78,10 +80,21 @@ _ROPE_OF = {
     "gemma3_text": {"default", "linear"},
     "qwen3_5_text": {"default"},
     "qwen3_5_moe_text": {"default"},
+    "gpt_oss": {"yarn"},
 }
 """Supported scalings of some families; all others support every scaling but Llama's."""
 _ACTIVATION = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
 """Key and value of the activation in families that have another than `hidden_act: silu`."""
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Constants of the experts of gpt-oss; vLLM has no others."""
+_GPT_OSS: Mapping[str, Any] = {
+    "attention_bias": True,
+    "rms_norm_eps": 1e-5,
+    "swiglu_alpha": SWIGLU_ALPHA,
+    "swiglu_limit": SWIGLU_LIMIT,
+    "tie_word_embeddings": False,
+}
+"""Values that vLLM uses for gpt-oss whatever `config.json` says."""
 
 
 def local_folder(path: str) -> Path | None:
@@ -134,6 +147,12 @@ def has_vision(config: Any) -> bool:
     return isinstance(config, dict) and "text_config" in config and f"{config.get('model_type')}_text" in FAMILIES
 
 
+def is_packed(config: Any) -> bool:
+    """Whether a `config.json` is that of a model whose weights `trainers.model.text_part` unpacks (MXFP4)."""
+    quantized = config.get("quantization_config") if isinstance(config, dict) else None
+    return isinstance(quantized, dict) and (config["model_type"], quantized.get("quant_method")) == ("gpt_oss", "mxfp4")
+
+
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
     """Read the `config.json` of a checkpoint folder, and add `head_dim` if it is missing.
 
@@ -165,10 +184,17 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
             f"{name} has a vision part, and only its text part can be trained",
             fix=f"write that to a folder and use it: forge-env model convert {name} TO",
         )
+    if is_packed(config):
+        raise UsageError(
+            f"{name} has weights in MXFP4, which can't be trained",
+            fix=f"write them in bfloat16 to a folder and use it: forge-env model convert {name} TO",
+        )
     if not isinstance(family, str) or family not in FAMILIES:
         raise UsageError(f"{name} is a {family!r} model", fix=f"use a checkpoint of {', '.join(FAMILIES)}")
     if "num_local_experts" in config:  # as newer versions of transformers write it
         config.setdefault("num_experts", config["num_local_experts"])
+    if family == "gpt_oss":
+        config["moe_intermediate_size"] = config.get("intermediate_size")
     if absent := [key for key in FAMILIES[family] if key not in config]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if feature := _unsupported(config):
@@ -197,7 +223,7 @@ def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict
     usual = 0.25 if family in QWEN3_5 else 1.0
     parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or usual)
     if parameters["rope_type"] == "yarn":
-        parameters = {"beta_fast": 32.0, "beta_slow": 1.0, **parameters}
+        parameters = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, **parameters}
         parameters.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     elif parameters["rope_type"] == "longrope":  # as in Phi3Config: its own key comes first, 4096 by default
         parameters["original_max_position_embeddings"] = config.get("original_max_position_embeddings", 4096)
@@ -225,10 +251,11 @@ def window(config: Mapping[str, Any], layer: int) -> int | None:
     """Number of tokens that a token attends to in a layer, itself included; None: all before it."""
     if config.get("model_type") in ("mistral", "phi3"):
         return config.get("sliding_window")
-    if config.get("model_type") != "gemma3_text":
+    if config.get("model_type") not in ("gemma3_text", "gpt_oss"):
         return None
     kinds: Sequence[str] | None = config.get("layer_types")
-    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    usual = 2 if config["model_type"] == "gpt_oss" else 6
+    every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or usual
     sliding = kinds[layer] == "sliding_attention" if kinds else (layer + 1) % every != 0
     return int(config["sliding_window"]) if sliding else None
 
@@ -260,7 +287,14 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     for layer in (None, 0):
         if feature := _unsupported_rope(family, rope_parameters(config, layer), head_dim):
             return feature
-    if (config.get("attention_bias") and family != "qwen2") or config.get("mlp_bias"):
+    if family == "gpt_oss":
+        for key, only in _GPT_OSS.items():
+            if (value := config.get(key, only)) != only:
+                return f"{key}={value!r}"
+        kinds = config.get("layer_types") or ()
+        if any((kind == "sliding_attention") == layer % 2 for layer, kind in enumerate(kinds)):
+            return "sliding windows in other layers than every second"
+    if (config.get("attention_bias") and family not in ("qwen2", "gpt_oss")) or config.get("mlp_bias"):
         return "biases in its attention or feed-forward layers"
     if config.get("use_sliding_window"):
         return "sliding-window attention"

@@ -7,6 +7,7 @@ accumulate.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -35,6 +36,25 @@ def whole_weights(
     if not any(name.startswith(PREFIX) for name in weights):
         return weights.items()
     return merged(weights, base, everything=everything, device=device)
+
+
+def reloadable(weights: Named, left: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights as vLLM's `reload_weights` takes them; those that it skips without an error are put into `left`.
+
+    gpt-oss is the family with such weights: joint tensors of experts, which are split here, under vLLM's names of
+    single experts, and attention sinks, which `load_weights` takes after it.
+    """
+    for name, tensor in weights:
+        if name.endswith(".sinks"):
+            left[name] = tensor
+            continue
+        joint = re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj(_bias)?", name)
+        if joint is None:
+            yield name, tensor
+            continue
+        experts, layer, bias = joint.groups()
+        for number, expert in enumerate(tensor):
+            yield f"{experts}.{number}.{'w13' if layer == 'gate_up' else 'w2'}{bias or '_weight'}", expert
 
 
 def merged(

@@ -1,11 +1,12 @@
-"""Extraction of the text part of checkpoints with a vision part (Gemma 3, Qwen 3.5) to a folder that can be trained."""
+"""Conversion to folders that can be trained: of checkpoints with a vision part, and of weights in MXFP4 (gpt-oss)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
@@ -16,6 +17,7 @@ from trainers.model.folder import (
     check_hf_config,
     from_hub,
     has_vision,
+    is_packed,
     read_config,
     weight_files,
 )
@@ -33,7 +35,7 @@ _HEAD = "lm_head.weight"
 
 
 def text_part(folder: Path, out: Path) -> None:
-    """Write the text part of a checkpoint folder as another folder, file by file."""
+    """Write the text part of a checkpoint folder as another folder, file by file, with weights that can be trained."""
     from safetensors import safe_open
     from safetensors.torch import save_file
     from transformers import AutoConfig
@@ -41,22 +43,25 @@ def text_part(folder: Path, out: Path) -> None:
     from trainers.model.writer import read_companions
 
     config = read_config(folder)
-    if not has_vision(config):
-        raise UsageError(f"{folder} is not a checkpoint with a vision part", fix="use it as it is")
-    names = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
-    text = {**{name: config[name] for name in names if name in config}, **config["text_config"]}
-    text["model_type"] = family = f"{config['model_type']}_text"
-    # config.json on the hub omits values that are defaults in transformers
-    text = AutoConfig.for_model(**text).to_dict() | {"architectures": [ARCHITECTURES[family]]}
+    packed = is_packed(config)
+    if not packed and not has_vision(config):
+        raise UsageError(f"{folder} has no vision part, and no weights in MXFP4", fix="use it as it is")
+    if packed:
+        text = {name: value for name, value in config.items() if name != "quantization_config"} | {"dtype": "bfloat16"}
+    else:
+        names = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+        text = {**{name: config[name] for name in names if name in config}, **config["text_config"]}
+        text["model_type"] = family = f"{config['model_type']}_text"
+        # config.json on the hub omits values that are defaults in transformers
+        text = AutoConfig.for_model(**text).to_dict() | {"architectures": [ARCHITECTURES[family]]}
     check_hf_config(dict(text), str(folder))
-    with written_whole(out) as staging:
+    with written_whole(out) as staging, ExitStack() as stack:
         staging.mkdir(parents=True)
         weight_map: dict[str, str] = {}
-        for file in weight_files(folder):
-            with safe_open(file, framework="pt") as opened:
-                renamed = {name: _renamed(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-                kept = {new: opened.get_tensor(name) for name, new in renamed.items() if new is not None}
-            tensors = {name: part for new, tensor in kept.items() for name, part in _parts(new, tensor)}
+        files = weight_files(folder)
+        opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        for file, source in zip(files, opened, strict=True):
+            tensors = dict(_unpacked(source, opened) if packed else _text(source))
             if tensors:
                 save_file(tensors, staging / file.name, {"format": "pt"})
             weight_map |= dict.fromkeys(tensors, file.name)
@@ -70,15 +75,36 @@ def text_part(folder: Path, out: Path) -> None:
 def fetched(name: str) -> Path:
     """Download a model from the hub and return its folder.
 
-    If the model has a vision part, its text part is written to the cache, and that folder is returned.
+    If the model has a vision part, or weights in MXFP4, what can be trained is written to the cache, and that folder
+    is returned.
     """
     folder = from_hub(name)
-    if not has_vision(read_config(folder)):
+    if not has_vision(config := read_config(folder)) and not is_packed(config):
         return folder
     out = cache_dir() / "models" / f"{name.replace('/', '--')}-{folder.name[:12]}"
     if not out.is_dir():
         text_part(folder, out)
     return out
+
+
+def _unpacked(source: Any, files: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a file's tensors, those in MXFP4 as bfloat16; their scales may be in another of the checkpoint's files."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    for name in source.keys():  # noqa: SIM118 - not a mapping
+        tensor, base = source.get_tensor(name), name.removesuffix("_blocks")
+        if base != name:
+            scales = next(file for file in files if f"{base}_scales" in file.keys())  # noqa: SIM118
+            yield base, convert_moe_packed_tensors(tensor, scales.get_tensor(f"{base}_scales"))
+        elif not name.endswith("_scales"):
+            yield name, tensor
+
+
+def _text(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a file's tensors of the text part."""
+    for name in source.keys():  # noqa: SIM118 - not a mapping
+        if (new := _renamed(name)) is not None:
+            yield from _parts(new, source.get_tensor(name))
 
 
 def _renamed(name: str) -> str | None:

@@ -82,6 +82,7 @@ class Shape:
         gated: whether the output of attention is multiplied by a gate, as wide as the queries.
         linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
         qkv_bias: whether the projections of queries, keys and values have biases.
+        sinks: whether attention has sinks; then its output, the router and the experts have biases too.
         mixtures: number of blocks with experts.
         active: number of experts that a token uses.
         expert_hidden: width of one expert.
@@ -99,6 +100,7 @@ class Shape:
     tied: bool
     qk_norm: bool = False
     qkv_bias: bool = False
+    sinks: bool = False
     out_norms: bool = False
     windowed: int = 0
     window: int = 0
@@ -129,7 +131,8 @@ class Shape:
             vocabulary=hf["vocab_size"],
             tied=bool(hf.get("tie_word_embeddings", False)),
             qk_norm=hf["model_type"].startswith(("qwen3", "gemma3")),
-            qkv_bias=hf["model_type"] == "qwen2",
+            qkv_bias=hf["model_type"] in ("qwen2", "gpt_oss"),
+            sinks=hf["model_type"] == "gpt_oss",
             out_norms=hf["model_type"] == "gemma3_text",
             windowed=len(windows),
             window=max(windows, default=0),
@@ -162,7 +165,7 @@ class Shape:
     def attention(self) -> int:
         """Parameters of a block with attention, except its feed-forward layers."""
         matrices = self.dim * ((2 + self.gated) * self.queries + 2 * self.keys)
-        biases = (self.queries + 2 * self.keys) * self.qkv_bias
+        biases = (self.queries + 2 * self.keys) * self.qkv_bias + (self.dim + self.heads) * self.sinks
         norms = 2 * self.dim * (1 + self.out_norms) + 2 * self.head_dim * self.qk_norm
         return matrices + biases + norms
 
@@ -170,7 +173,8 @@ class Shape:
     def mixture(self) -> int:
         """Parameters of a mixture of experts: the router, all experts, and the shared one with its gate."""
         shared = 3 * self.dim * self.shared_hidden + self.dim * (self.shared_hidden > 0)
-        return self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden + shared
+        biases = self.experts * (1 + 2 * self.expert_hidden + self.dim) * self.sinks
+        return self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden + shared + biases
 
     @property
     def used(self) -> int:

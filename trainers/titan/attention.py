@@ -99,6 +99,8 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         if isinstance(layout, ContextLayout):
             k, v = gather_tokens(k, layout), gather_tokens(v, layout)
             layout = layout.row
+        if isinstance(layout, VarlenLayout) and "sinks" in options:
+            layout = layout.padded(len(q))
         if isinstance(layout, VarlenLayout):
             return attend_varlen(q, k, v, layout, options.get("scale"), self.window)[None]
         return _attend_in_grids(q, k, v, layout, self.window, options)[None]
@@ -108,26 +110,53 @@ def _attend_in_grids(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, window: int | None, options: dict[str, Any]
 ) -> torch.Tensor:
     """Compute attention of a packed row, [T, heads, head dim] each, in padded grids."""
+    sinks: torch.Tensor | None = options.get("sinks")
 
     def attended(grid: Grid) -> torch.Tensor:
         def rows(packed: torch.Tensor, take: torch.Tensor) -> torch.Tensor:
             return spread(packed, take).view(grid.rows, -1, *packed.shape[1:]).transpose(1, 2)
 
         mask = _visible(grid, window, q.device)
+        query, key, value = rows(q, grid.queries), rows(k, grid.keys), rows(v, grid.keys)
+        if sinks is not None:
+            query, key, value, mask = _with_sinks(query, key, value, mask, sinks / options["scale"])
         out = torch.nn.functional.scaled_dot_product_attention(
-            rows(q, grid.queries),
-            rows(k, grid.keys),
-            rows(v, grid.keys),
+            query,
+            key,
+            value,
             attn_mask=mask,
             is_causal=mask is None,
             scale=options.get("scale"),
             enable_gqa=options.get("enable_gqa", False),
         )
-        return out.transpose(1, 2).flatten(2).flatten(0, 1)
+        return out[..., : q.shape[-1]].transpose(1, 2).flatten(2).flatten(0, 1)
 
     slots = torch.cat([attended(grid) for grid in layout.grids])
     collected: torch.Tensor = _Collect.apply(slots, layout.slots)  # type: ignore[no-untyped-call]
     return collected.view(q.shape)
+
+
+def _with_sinks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Add a key without a value that every query attends to, with the score `sinks`, [heads].
+
+    Heads, [R, heads, L, head dim], get more elements: those of a query are its sink in two parts, in case that its
+    type has few bits, and those of the new key select them. Kernels on a GPU need a multiple of 8 elements.
+    """
+    if mask is None:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+    dtype = torch.get_autocast_dtype(q.device.type) if torch.is_autocast_enabled(q.device.type) else q.dtype
+    rounded = sinks.to(dtype)
+    parts = torch.stack([rounded, (sinks - rounded).to(dtype)], -1)
+    added = torch.nn.functional.pad(parts, (0, 6))[:, None].expand(*q.shape[:-1], 8)
+    key = torch.nn.functional.pad(k.new_ones(2), (k.shape[-1], 6)).expand(*k.shape[:2], 1, -1)
+    return (
+        torch.cat([q.to(dtype), added], -1),
+        torch.cat([torch.nn.functional.pad(k, (0, 8)), key], 2).to(dtype),
+        torch.nn.functional.pad(v, (0, 8, 0, 1)).to(dtype),
+        torch.nn.functional.pad(mask, (0, 1), value=True),
+    )
 
 
 def _visible(grid: Grid, window: int | None, device: torch.device) -> torch.Tensor | None:

@@ -46,6 +46,7 @@ from trainers.titan.gemma import (
     ScaledEmbedding,
     shard_gemma,
 )
+from trainers.titan.gpt_oss import ClampedExperts, GptOssStateDictAdapter, SinkAttention
 from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, RowLayout
 from trainers.titan.parallel import local
@@ -142,6 +143,7 @@ class Family:
         qk_norm: whether queries and keys have norms.
         qkv_bias: whether the projections of queries, keys and values have biases.
         gated: whether the output of attention is multiplied by a gate.
+        sinks: whether attention has sinks; then all layers but norms have biases.
         feed_forward: class of its feed-forward layers without experts.
     """
 
@@ -154,6 +156,7 @@ class Family:
     qk_norm: bool = False
     qkv_bias: bool = False
     gated: bool = False
+    sinks: bool = False
     norm: type[RMSNorm] = RMSNorm
     embedding: type[Embedding] = Embedding
     feed_forward: type[FeedForward | FusedFeedForward] = FeedForward
@@ -197,6 +200,7 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": replace(_LLAMA, **_PHI),
     "gemma3_text": replace(_QWEN, **_GEMMA),
     **dict.fromkeys(QWEN3_5, replace(_QWEN, **_QWEN3_5)),
+    "gpt_oss": replace(_QWEN, qk_norm=False, qkv_bias=True, sinks=True, adapter=GptOssStateDictAdapter),
 }
 """Families by the `model_type` in `config.json`."""
 
@@ -217,7 +221,7 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
             attention=delta_config(hf, normal, residual)
             if is_linear(hf, layer)
             else _attention(family, hf, layer, max_length, normal, residual),
-            moe=_mixture(hf, normal, residual) if mixture else None,
+            moe=_mixture(family, hf, normal, residual) if mixture else None,
             feed_forward=None if mixture else _feed_forward(family, hf, normal, residual),
         )
 
@@ -281,6 +285,8 @@ def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: in
     )
     if family.gated:
         attention = GatedAttention.Config.of(attention)
+    if family.sinks:
+        attention = SinkAttention.Config.of(attention, hf.get("initializer_range", 0.02))
     if family.fused:
         attention.qkv_linear = _fused_qkv(hf, normal)
     else:
@@ -295,15 +301,15 @@ def _fused_qkv(hf: Mapping[str, Any], normal: Init) -> FusedQKV.Config:
     return FusedQKV.Config(head_dim=head_dim, n_heads=heads, n_kv_heads=kv_heads, wqkv=matrix)
 
 
-def _mixture(hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:
+def _mixture(family: Family, hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:
     dim, experts, top_k = hf["hidden_size"], hf["num_experts"], hf["num_experts_per_tok"]
-    weight = normal["weight"]
+    weight, last, bias = normal["weight"], residual["weight"], normal["bias"]
+    inits = {"w1_EFD": weight, "w2_EDF": last, "w3_EFD": weight}
+    if family.sinks:
+        inits = {"gate_up": weight, "gate_up_bias": bias, "down": last, "down_bias": bias}
     routed = RoutedExperts.Config(
-        inner_experts=Experts.Config(
-            dim=dim,
-            hidden_dim=hf["moe_intermediate_size"],
-            num_experts=experts,
-            param_init={"w1_EFD": weight, "w2_EDF": residual["weight"], "w3_EFD": weight},
+        inner_experts=(ClampedExperts if family.sinks else Experts).Config(
+            dim=dim, hidden_dim=hf["moe_intermediate_size"], num_experts=experts, param_init=inits
         ),
         token_dispatcher=make_token_dispatcher_config(num_experts=experts, top_k=top_k, comm_backend="standard"),
     )
@@ -313,7 +319,8 @@ def _mixture(hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:
         gate_param_init=normal,
         top_k=top_k,
         score_func="softmax",
-        route_norm=bool(hf.get("norm_topk_prob", hf["model_type"] in QWEN3_5)),
+        route_norm=bool(hf.get("norm_topk_prob", family.gated or family.sinks)),
+        bias=family.sinks,
     )
     shared = None
     if width := hf.get("shared_expert_intermediate_size"):

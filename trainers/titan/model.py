@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.models.common.moe import GroupedExperts
 
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
@@ -23,7 +24,7 @@ from trainers.model.merging import scaled
 from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
 from trainers.titan.batch import Microbatch
-from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_config
+from trainers.titan.families import FAMILIES, tensor_shapes, titan_config
 from trainers.titan.lora import Adapters
 from trainers.titan.parallel import Ranks, Sharding, whole
 from trainers.titan.shards import Shards
@@ -143,7 +144,7 @@ class TitanModel:
 
     def _idle_parameters(self, hf: Mapping[str, Any]) -> int:
         """Number of expert parameters that a token is not routed to."""
-        mixtures = [module for module in self.module.modules() if isinstance(module, Experts)]
+        mixtures = [module for module in self.module.modules() if isinstance(module, GroupedExperts)]
         held = sum(parameter.numel() for mixture in mixtures for parameter in mixture.parameters())
         return held - held * hf["num_experts_per_tok"] // hf["num_experts"] if held else 0
 

@@ -60,6 +60,7 @@ def rope_config(kind: type[RoPE], hf: Mapping[str, Any], layer: int, max_length:
             "rope_factor": rope["factor"],
             "beta_fast": rope["beta_fast"],
             "beta_slow": rope["beta_slow"],
+            "truncate": rope["truncate"],
             "original_seq_len": rope["original_max_position_embeddings"],
         }
     elif scaling == "linear":

@@ -302,6 +302,17 @@ def sound(whole: Path, folder: Path, **changes: Any) -> Path:
 
 LONGROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": 64}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": YARN,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
 
 
 @pytest.mark.stack
@@ -323,6 +334,11 @@ GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 3
         (GEMMA | {"hidden_activation": "gelu"}, "the activation 'gelu'"),
         (GEMMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GPT_OSS | {"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06"),
+        (GPT_OSS | {"swiglu_limit": 10.0}, "swiglu_limit=10.0"),
+        (GPT_OSS | {"attention_bias": False}, "attention_bias=False"),
+        (GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding windows in other layers"),
+        (GPT_OSS | {"rope_scaling": None}, "rotary positions scaled by 'default'"),
     ],
 )
 def test_unsupported_checkpoint_is_refused(whole: Path, tmp_path: Path, changes: dict[str, Any], feature: str) -> None:
@@ -345,6 +361,7 @@ DELTA = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full
     [
         (GEMMA, "trainer", "sliding-window attention"),
         ({"model_type": "phi3", "sliding_window": 64}, "trainer", "sliding-window attention"),
+        (GPT_OSS, "trainer", "sliding-window attention"),
         (DELTA, "generator", "gated delta layers"),
     ],
 )

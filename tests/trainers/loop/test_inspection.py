@@ -47,6 +47,7 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("google/gemma-3-27b-it", "gemma3_text", "tied to the head"),
         ("Qwen/Qwen3.5-0.8B", "qwen3_5_text", "tied to the head"),
         ("Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe_text", "apart from the head"),
+        ("openai/gpt-oss-20b", "gpt_oss", "apart from the head"),
     ],
 )
 def test_hub_name_without_a_network(name: str, family: str, head: str, capsys: pytest.CaptureFixture[str]) -> None:

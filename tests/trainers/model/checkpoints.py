@@ -88,6 +88,17 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         **_EXPERTS,
         "shared_expert_intermediate_size": 48,
     },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 16,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+        "swiglu_limit": 7.0,
+        "rope_scaling": {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    },
     "Phi 4": _PHI,
     "Phi 3": {**_PHI, "sliding_window": 24},
     # rotary positions in 24 of 32 elements of a head; sequences of tests have 120 tokens or more

@@ -1,7 +1,8 @@
-"""The text part of a checkpoint with a vision part, in the hub's format, computes the same as before."""
+"""Checkpoints in formats of the hub that can't be trained compute the same once they are converted."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from forge_env.cli.main import main
 from forge_env.errors import UsageError
-from tests.trainers.model.checkpoints import CHECKPOINTS, SHAPE, VOCABULARY, their_logprobs
+from tests.trainers.model.checkpoints import CHECKPOINTS, SHAPE, VOCABULARY, their_logprobs, write_checkpoint
 from trainers.model.folder import read_hf_config
 from trainers.model.text_part import fetched
 from trainers.titan.model import check_weights
@@ -68,3 +69,46 @@ def test_hub_models_use_their_text_part(seeing: Path, tmp_path: Path, monkeypatc
     written = folder.stat().st_mtime_ns
     assert fetched("Qwen/Qwen3.5-0.8B") == folder
     assert folder.stat().st_mtime_ns == written, "it is written once"
+
+
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+@pytest.fixture
+def quantized(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder with experts in MXFP4, their scales in another file than their elements, and the same in bfloat16."""
+    from safetensors.torch import load_file, save_file
+
+    plain, packed = write_checkpoint("gpt-oss", tmp_path / "plain"), tmp_path / "packed"
+    packed.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    whole = {name: tensor.bfloat16() for name, tensor in load_file(plain / "model.safetensors").items()}
+    files: dict[str, dict[str, torch.Tensor]] = {"a": {}, "b": {}}
+    for name, tensor in whole.items():
+        if not name.endswith(("gate_up_proj", "experts.down_proj")):
+            files["a"][name] = tensor
+            continue
+        experts, into, out = tensor.shape
+        codes = torch.randint(0, 16, (experts, out, into // 32, 32), generator=generator)
+        scales = torch.randint(120, 125, (experts, out, into // 32), generator=generator)
+        files["a"][f"{name}_blocks"] = (codes[..., ::2] + 16 * codes[..., 1::2]).byte()
+        files["b"][f"{name}_scales"] = scales.byte()
+        elements = torch.tensor([*FP4, *(-each for each in FP4)])[codes] * 2.0 ** (scales - 127)[..., None]
+        whole[name] = elements.flatten(2).transpose(1, 2).bfloat16().contiguous()
+    save_file(whole, plain / "model.safetensors", {"format": "pt"})
+    for file, tensors in files.items():
+        save_file(tensors, packed / f"{file}.safetensors", {"format": "pt"})
+    config = json.loads((plain / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (packed / "config.json").write_text(json.dumps(config))
+    return packed, plain
+
+
+def test_weights_in_mxfp4_are_unpacked(quantized: tuple[Path, Path], tmp_path: Path) -> None:
+    packed, plain = quantized
+    with pytest.raises(UsageError, match="MXFP4") as refused:
+        read_hf_config(packed)
+    assert f"forge-env model convert {packed}" in str(refused.value.fix)
+    out = tmp_path / "unpacked"
+    assert main(["model", "convert", str(packed), str(out)]) == 0
+    check_weights(out)
+    assert torch.equal(their_logprobs(out, TOKENS), their_logprobs(plain, TOKENS))

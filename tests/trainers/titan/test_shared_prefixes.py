@@ -137,6 +137,15 @@ def test_sliding_windows_see_no_difference(tmp_path: Path) -> None:
     check_alike(separate, shared, data)
 
 
+def test_sinks_see_no_difference(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
+    changes = {"model_type": "gpt_oss", "tie_word_embeddings": False, "rms_norm_eps": 1e-5}
+    changes |= {"rope_scaling": yarn, "attention_bias": True}
+    folder = model_folder(tmp_path, **changes, **EXPERTS, sliding_window=8)
+    separate, shared = engine(folder, apart=True), engine(folder)
+    check_alike(separate, shared, tree(12, 7))
+
+
 def test_states_of_gated_delta_layers_see_no_difference(tmp_path: Path) -> None:
     sizes = {"linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_value_head_dim": 16}
     layers = {"layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4}

@@ -73,6 +73,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     shared = {"model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 48}
     kinds["delta mixture"] = kinds["delta"] | shared | experts
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
+    sinks = {"model_type": "gpt_oss", "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "sliding_window": 8}
+    kinds["sink mixture"] = {**sinks, **experts, "rope_scaling": yarn, "attention_bias": True}
     for name, changes in kinds.items():
         result[name] = tmp_path_factory.mktemp(name)
         config = hf_config(ModelSection(tiny=shape), VOCABULARY, 2) | changes
@@ -122,6 +125,8 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
         ),
         ("fsdp", "mixture"),
         ("context", "mixture"),
+        ("fsdp", "sink mixture"),
+        ("context", "sink mixture"),
         ("fsdp", "delta"),
         ("fsdp", "delta mixture"),
     ],

@@ -84,6 +84,38 @@ def test_kernels_equal_the_grid(kernels: list[str], dtype: Any, kernel: str, sca
     assert kernels == [kernel]
 
 
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("row", [ALONE, TREE], ids=["alone", "tree"])
+def test_sinks_take_part_in_the_softmax_and_get_gradients(kernels: list[str], row: Row, window: int | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, len(row), heads, 16, generator=generator).requires_grad_() for heads in (4, 2, 2))
+    sinks = torch.randn(4, generator=generator).requires_grad_()
+    module = PackedAttention(PackedAttention.Config(scale=0.3, window=window))
+    weights = torch.randn(1, len(row), 4, 16, generator=generator)
+    results = []
+    for layout in (PackedLayout.of(row, CPU), VarlenLayout.of(row, CPU)):
+        out = module(q, k, v, attention_masks=layout, enable_gqa=True, sinks=sinks)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), (q, k, v, sinks))])
+    results.append([out := plain(q[0], k[0], v[0], sinks, row, window)])
+    results[-1] += torch.autograd.grad((out * weights).sum(), (q, k, v, sinks))
+    for grid, padded, expected in zip(*results, strict=True):
+        torch.testing.assert_close(grid, expected)
+        torch.testing.assert_close(padded, expected)
+    assert not kernels, "kernels of a GPU have no gradient of sinks"
+
+
+def plain(q: Any, k: Any, v: Any, sinks: Any, row: Row, window: int | None) -> Any:
+    """Attention with a scale of 0.3, token by token, [1, T, heads, head dim]."""
+    outs = {}
+    for path in row.paths:
+        for place, token in enumerate(path):
+            seen = path[max(0, place + 1 - (window or len(path))) : place + 1]
+            keys, values = k[seen].repeat_interleave(2, 1), v[seen].repeat_interleave(2, 1)
+            scores = torch.cat([0.3 * torch.einsum("hd,shd->hs", q[token], keys), sinks[:, None]], -1)
+            outs[token] = torch.einsum("hs,shd->hd", scores.softmax(-1)[:, :-1], values)
+    return torch.stack([outs[token] for token in range(len(row))])[None]
+
+
 def test_autocast_applies_to_the_kernels(kernels: list[str]) -> None:
     q, k, v = torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):

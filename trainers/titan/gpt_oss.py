@@ -1,0 +1,97 @@
+"""Parts of gpt-oss that other families lack: attention sinks, and experts with biases and a clamped SwiGLU.
+
+A sink is a learned score of each head that takes part in the softmax and has no value. Experts keep the shapes of
+Hugging Face's files, in which elements of gate and up alternate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.gpt_oss.state_dict_adapter import GptOssStateDictAdapter as TitanStateDictAdapter
+from torchtitan.protocols.module import Module
+
+from trainers.compat.torchtitan import same_config
+from trainers.model.folder import SWIGLU_ALPHA, SWIGLU_LIMIT
+from trainers.titan.parallel import local
+
+
+class SinkAttention(GQAttention):  # type: ignore[misc]
+    """TorchTitan's attention with a sink for each head."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GQAttention.Config):  # type: ignore[misc]
+        """Same fields as TorchTitan's."""
+
+        @classmethod
+        def of(cls, plain: GQAttention.Config, std: float) -> SinkAttention.Config:
+            """Add sinks, and a bias of the output, to a config without them, which is changed."""
+            plain.wo.bias = True
+            options = {item.name: getattr(plain, item.name) for item in fields(plain) if item.init}
+            return cls(**options | {"param_init": {"sinks": partial(nn.init.normal_, std=std)}})
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.sinks = nn.Parameter(torch.empty(config.n_heads))
+
+    def forward(self, x: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the layer, [B, T, D] -> [B, T, D]."""
+        query, key, value = self.qkv_linear(x)
+        query, key = self.rope(query, key, positions)
+        options = {"scale": self.scaling, "enable_gqa": self.enable_gqa, "sinks": self.sinks}
+        seen = self.inner_attention(query, key, value, attention_masks=attention_masks, **options)
+        out: torch.Tensor = self.wo(seen.flatten(2))
+        return out
+
+
+class ClampedExperts(GroupedExperts):  # type: ignore[misc]
+    """Experts with biases and a clamped SwiGLU; gate and up are the even and odd columns of one matrix."""
+
+    Config = same_config(GroupedExperts)
+
+    def __init__(self, config: Any) -> None:
+        Module.__init__(self)
+        self.num_experts = experts = config.num_experts
+        dim, hidden = config.dim, config.hidden_dim
+        self.gate_up = nn.Parameter(torch.empty(experts, dim, 2 * hidden))
+        self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * hidden))
+        self.down = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.down_bias = nn.Parameter(torch.empty(experts, dim))
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """Apply each expert to its tokens, [R, D] -> [R, D].
+
+        Tokens are sorted by expert; `num_tokens_per_expert_E` [E] counts those of each.
+        """
+        kind = x_RD.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_RD.dtype
+        ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+        expert = torch.searchsorted(ends, torch.arange(len(x_RD), device=x_RD.device), right=True, out_int32=True)
+
+        def layer(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            product: torch.Tensor = self._grouped_mm(A=rows, B_t=local(weight).to(dtype), offs=ends)
+            return product + local(bias).to(dtype).index_select(0, expert)
+
+        both = layer(x_RD.to(dtype), self.gate_up, self.gate_up_bias)
+        gate, up = both[:, ::2].clamp(max=SWIGLU_LIMIT), both[:, 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        hidden = (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
+        return layer(hidden, self.down, self.down_bias).type_as(x_RD)
+
+
+class GptOssStateDictAdapter(TitanStateDictAdapter):  # type: ignore[misc]
+    """TorchTitan's adapter for gpt-oss with the experts, whose names it has wrong."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        for theirs in [each for each in self.from_hf_map if ".experts." in each]:
+            del self.from_hf_map[theirs]
+        for ours in ("gate_up", "down"):
+            for part in ("", "_bias"):
+                theirs = f"model.layers.{{}}.mlp.experts.{ours}_proj{part}"
+                self.from_hf_map[theirs] = f"layers.{{}}.moe.routed_experts.inner_experts.{ours}{part}"
