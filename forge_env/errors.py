@@ -295,6 +295,8 @@ def in_words(item: ErrorDetails) -> str:
         return item["msg"].partition(", ")[2]
     if kind in ("model_type", "dataclass_type", "dict_type", "model_attributes_type"):
         message = "should be a mapping of keys to values"
+    elif kind == "path_type":
+        message = "should be a path"
     else:
         message = item["msg"].removeprefix("Input ").partition(", unable to")[0]
         message = message[:1].lower() + message[1:]

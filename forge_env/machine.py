@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forge_env.errors import UsageError
+from forge_env.visible import shown
 
 GIB = 1024**3
 WORKER_ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
@@ -45,12 +46,19 @@ TRAINING_MODULES = {
 """Packages of the training stack by import name."""
 
 
+LONGEST_NAME = 255
+"""Maximum bytes of a file's name on Linux and macOS."""
+
+
 def user_path(text: str) -> Path:
     """Expand `~` and `~name` in a path given by the user.
 
     Raises:
-        UsageError: the home folder is unknown.
+        UsageError: the home folder is unknown, or no file can have this name.
     """
+    if "\0" in text or any(len(part.encode(errors="replace")) > LONGEST_NAME for part in text.split("/")):
+        fix = f"a name in it has at most {LONGEST_NAME} bytes, and no NUL character"
+        raise UsageError(f"{shown(text)} can't be a path", fix=fix)
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

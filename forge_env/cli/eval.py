@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from forge_env.cli.command import Parser, report_error
 from forge_env.config import hints
 from forge_env.config.evaluation import EvaluationConfig, environment_entries, short_name
-from forge_env.config.reader import KeyPath, Override, Problem, Source, build, read_file, replaced, values
+from forge_env.config.reader import (
+    KeyPath,
+    Override,
+    Problem,
+    Source,
+    build,
+    read_file,
+    replaced,
+    unknown,
+    values,
+)
 from forge_env.errors import ConfigError, UsageError
 from forge_env.interrupts import INTERRUPTED, TERM_GRACE_S, run_until_interrupted, say
 from forge_env.registry import environment_class
@@ -182,7 +192,7 @@ def requested(args: argparse.Namespace) -> Source:
     overrides: list[Override] = args.overrides
     if args.resume:
         source = _recorded(next((item.text for item in reversed(overrides) if item.key == "out"), None))
-    files = [word for word in args.words if word.endswith((".yaml", ".yml"))]
+    files = [word for word in args.words if word.endswith((".yaml", ".yml", ".json", ".toml"))]
     if len(files) > 1:
         raise UsageError(f"{len(files)} files are given: {', '.join(files)}", fix="give one of them")
     if files:
@@ -192,6 +202,9 @@ def requested(args: argparse.Namespace) -> Source:
         source = source.with_overrides([("environments", chosen)])
     source = source.with_overrides(values((item for item in overrides if item.key == "environments"), EvaluationConfig))
     if "environments" not in source.data:
+        if unknown_keys := unknown(source.data, EvaluationConfig.model_fields, ()):
+            missing = Problem(("environments",), "missing (add it, for example `environments: [calculator]`)")
+            raise source.refuse([missing, *unknown_keys])
         raise UsageError("nothing to evaluate on", fix="name an environment (forge-env info) or a YAML file")
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in environment_entries(source.data["environments"])]
@@ -210,7 +223,7 @@ def requested(args: argparse.Namespace) -> Source:
         for key in {"num_tasks", "split"} & {item.key for item in evaluation_keys}:
             entry.pop(key, None)
     source = source.with_overrides(values(evaluation_keys, EvaluationConfig))
-    if source.data.get("model") is None:
+    if source.data.get("model") in (None, ""):
         raise UsageError("no model is given", fix="add --model NAME, vllm:PATH, gold or random")
     return replace(source, data={**source.data, "environments": entries}, written={**source.written, **written})
 

@@ -55,7 +55,7 @@ reference solutions), `random`, `empty`, `module:function`."""
     """Use server-sent events, so that proxies don't close a connection that sends nothing for minutes."""
     exact_tokens: bool | None = None
     """Ask for token ids and log-probs as vLLM returns them; unset: only if the endpoint reports that it is vLLM."""
-    temperature: float | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
     """Sampling temperature; unset: the endpoint's default."""
     top_p: float | None = Field(None, gt=0, le=1)
     """Nucleus sampling; unset: the endpoint's default."""
@@ -248,6 +248,8 @@ def endpoint_url(base_url: str) -> httpx2.URL:
             f"did you mean http://{match[1]}{match[2] or '/v1'}?" if match else "for example http://localhost:8000/v1"
         )
         raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint", fix=redact(hint))
+    if url.port is not None and url.port > 65_535:
+        raise UsageError(f"the address of {url.host} has port {url.port}", fix="a port is at most 65535")
     if url.query or url.fragment:
         raise _unsent(f"the address of {url.host}", "a query" if url.query else "a fragment")
     return url

@@ -51,6 +51,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("num_iterations", "ppo_epochs", "mini_batch_size", "ppo_mini_batch_size"), ("trainer.minibatches",)
     ),
     **dict.fromkeys(("num_generations", "rollouts_per_example", "rollout.n", "n_samples", "samples_per_task"), SAMPLES),
+    **dict.fromkeys(("rollouts_per_group", "trajectories_per_group"), SAMPLES),
     # Loss
     **dict.fromkeys(("beta", "kl_coef", "kl_beta", "kl_tau", "kl_loss_coef"), KL),
     **dict.fromkeys(("epsilon", "clip_ratio", "clip_range", "cliprange"), CLIP),
@@ -69,7 +70,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "temperature": ("grpo.temperature", "evaluation.temperature"),
     **dict.fromkeys(("reasoning_effort", "sampling_args", "extra_body"), ("extra",)),
     # Model and environment
-    **dict.fromkeys(("model_name", "model_name_or_path", "model.name", "model_path"), MODEL),
+    **dict.fromkeys(("model_name", "model_name_or_path", "model.name", "model_path", "base_model"), MODEL),
     **dict.fromkeys(("max_seq_len", "seq_len", "max_seq_length", "max_model_len", "max_prompt_length"), LENGTH),
     **dict.fromkeys(("enable_thinking",), ("model.thinking",)),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype"), ("model.dtype",)),
@@ -114,8 +115,8 @@ Our keys are those of recipes and of evaluations, the likeliest first; those tha
 
 def meant(path: Sequence[str], siblings: Collection[str], keys: Collection[str], method: str = "") -> list[str]:
     """List the dotted keys that an unknown key may stand for, the likeliest first; those of `method` are preferred."""
-    name, section = path[-1].replace("-", "_"), list(path[:-1])
-    suffixes = [".".join([*path[-n:-1], name]) for n in range(len(path), 0, -1)]
+    *section, name = (part.replace("-", "_").lower() for part in path)
+    suffixes = [".".join([*section[n:], name]) for n in range(len(path))]
     aliases = next((ALIASES[suffix] for suffix in suffixes if suffix in ALIASES), ())
     elsewhere = [key for key in keys if key.rpartition(".")[2] == name]
     candidates = [key for key in dict.fromkeys([*aliases, *elsewhere]) if _exists(key, keys)]

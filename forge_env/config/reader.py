@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -33,6 +33,7 @@ from forge_env.reading import LONGEST_NUMBER, is_bounded
 from forge_env.redaction import MARK, learn, redact_settings, redacted_keys
 from forge_env.schema import KEY as SCHEMA
 from forge_env.schema import VERSION, with_schema, without_schema
+from forge_env.visible import shown
 
 M = TypeVar("M", bound=BaseModel)
 KeyPath: TypeAlias = tuple[str, ...]
@@ -49,6 +50,8 @@ FLOAT = re.compile(
     r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
 )
 """Accepts numbers without a decimal point or without a sign in the exponent, which are text in YAML 1.1."""
+TOML = re.compile(r"""\[[\w."'-]+\]|\[\[[\w."'-]+\]\]|[\w."'-]+\s*=.*""")
+"""First line of a TOML file."""
 MAX_VALUES = 100_000
 """Maximum keys and values in one file, with aliases expanded."""
 MAX_NESTED = 100
@@ -74,7 +77,7 @@ class Loader(yaml.SafeLoader):
         """Build a mapping; duplicate keys, and keys that are lists or mappings, are errors."""
         seen = set()
         for key_node, _ in node.value:
-            if key_node.tag == f"{TAG}bool":
+            if key_node.tag in (f"{TAG}bool", f"{TAG}int", f"{TAG}float", f"{TAG}null"):
                 key_node.tag = f"{TAG}str"
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(
@@ -251,7 +254,8 @@ class Source:
         ]
         hint = f" (did you mean {keys[0]}?" if keys else ""
         hint += f" Also possible: {', '.join(keys[1:])}" if keys[1:] else ""
-        return forced, line, f"{location}: {problem.text}{hint}{')' if hint else ''}"
+        said = ": ".join(filter(None, [location, problem.text]))
+        return forced, line, f"{said}{hint}{')' if hint else ''}"
 
     @contextmanager
     def locating(self) -> Iterator[None]:
@@ -288,7 +292,7 @@ def read_file(file: str | Path, bundled: Mapping[str, Traversable] | None = None
     if (name := str(file).removesuffix(".yaml")) in bundled:
         return parse(bundled[name].read_text(encoding="utf-8"), f"{name}.yaml")
     if path.is_dir():
-        raise ConfigError(f"{file} is a folder", fix="name a YAML file in it")
+        raise ConfigError(f"{str(file)!r} is a folder", fix="name a YAML file in it")
     beside = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     guess = did_you_mean(name, bundled) or did_you_mean(path.name, beside)
     fix = f"did you mean {guess!r}?" if guess else f"bundled: {', '.join(bundled)}" if bundled else "check the path"
@@ -302,14 +306,30 @@ def parse(text: str, name: str) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from error
+        problem, fix = error.problem or error.context or "", _toml_fix(text)
+        if "'\\t'" in problem:
+            fix = "indent with spaces"
+        elif "another document" in problem:
+            problem, fix = "a second document begins", "keep one of them"
+        raise ConfigError(f"{name}{line}: not valid YAML: {problem}", fix=fix) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
     if data is None:
         raise ConfigError(f"{name} is empty", fix="write `key: value` in it; `forge-env config` shows an example")
     if not isinstance(data, dict):
-        raise ConfigError(f"{name}: should be a mapping of keys to values, not a {type(data).__name__}")
+        what = f"{name}: should be a mapping of keys to values, not a {type(data).__name__}"
+        raise ConfigError(what, fix=_toml_fix(text))
     return Source(name, without_schema(data, name), dict(_lines(node, ())))
+
+
+def _toml_fix(text: str) -> str | None:
+    """Advice on a text that is TOML, or None."""
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    if not TOML.fullmatch(first.strip()) or "=" not in text:
+        return None
+    return (
+        "it looks like TOML; in YAML, `key = value` is `key: value`, and `[section]` is `section:` above indented keys"
+    )
 
 
 def _lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
@@ -352,7 +372,7 @@ class Override(NamedTuple):
         try:
             return read_yaml(self.text)[0]
         except yaml.YAMLError as error:
-            raise UsageError(f"--{self.key}: {self.text!r} is not a YAML value", fix="put it in quotes") from error
+            raise UsageError(f"--{self.key}: {shown(self.text)} is not a YAML value", fix="put it in quotes") from error
 
 
 def read_arguments(given: Iterable[str], short: Mapping[str, str] | None = None) -> tuple[list[str], list[Override]]:
@@ -419,10 +439,38 @@ def build(model: type[M], source: Source, overrides: Iterable[tuple[str, Any]] =
 
 def validate(model: type[M], data: Any, source: Source, at: KeyPath = ()) -> M:
     """Validate `data`, the value of the key `at` in `source`, as a model."""
+    flags = [*_flags(model, data, at)]
     try:
-        return model.model_validate(data)
+        result = model.model_validate(data)
     except ValidationError as error:
-        raise source.refuse(problems(error, model, data, at), error) from error
+        mistakes = [*problems(error, model, data, at)]
+        named = {problem.path for problem in mistakes}
+        raise source.refuse([*mistakes, *(flag for flag in flags if flag.path not in named)], error) from error
+    if flags:
+        raise source.refuse(flags)
+    return result
+
+
+def _flags(model: Any, data: Any, at: KeyPath) -> Iterator[Problem]:
+    """Yield the booleans in `data` that are given for numbers: pydantic converts them to 0 and 1."""
+    for name, info in fields_of(model).items() if isinstance(data, Mapping) else ():
+        if info is not None:
+            yield from _flags_in(info.annotation, data.get(name), (*at, name))
+
+
+def _flags_in(annotation: Any, value: Any, at: KeyPath) -> Iterator[Problem]:
+    kinds = {get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _members(annotation)}
+    if isinstance(value, bool):
+        if kinds & {int, float} and bool not in kinds:
+            yield Problem(at, f"should be a number, not {value}")
+    elif isinstance(value, Mapping):
+        for kind in kinds:
+            yield from _flags(kind, value, at)
+    elif isinstance(value, list | tuple):
+        for kind in kinds:
+            if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Sequence):
+                for index, item in enumerate(value):
+                    yield from _flags_in(get_args(kind)[0], item, (*at, str(index)))
 
 
 def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", owner: str = "") -> Any:
@@ -442,6 +490,7 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", o
     mistakes = [] if accepts_any else unknown(options, known, path)
     needed = [name for name, default in known.items() if default is inspect.Parameter.empty]
     mistakes += [_missing((*path, name)) for name in needed if name not in options]
+    mistakes += _flags(make, options, path)
     if mistakes:
         raise source.refuse(mistakes)
     try:
@@ -494,14 +543,27 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
             yield _missing(path, *examples[:1])
         elif isinstance(item["input"], bool | int | float) and (item["type"] == "string_type" or "'" in text):
             yield Problem(path, f"{text}: quote it")
+        elif item["type"] == "model_type" and isinstance(item["input"], str) and (name := _named_by(model, inner)):
+            yield Problem(path, f"{text} (write `{path[-1]}: {{{name}: {item['input']}}}`)")
         else:
             yield Problem(path, text)
+
+
+def _named_by(model: Any, path: KeyPath) -> str | None:
+    """The key of a section that a value given instead of the section probably means."""
+    known = {name for kind in _models(model, path) for name in fields_of(kind)}
+    return next((name for name in ("name", "path", "engine", "rank") if name in known), None)
 
 
 def _unknown(
     path: KeyPath, known: Collection[str], model: Any = None, value: Any = None, method: str = ""
 ) -> Iterator[Problem]:
     """Describe an unknown key; if it is a section of another library, describe the keys in it that have a hint."""
+    section, *names = path[-1].split(".")
+    if names and section in known:
+        nested = "".join(f"{{{name}: " for name in names) + "VALUE" + "}" * len(names)
+        yield Problem(path, f"unknown key (write `{section}: {nested}`)")
+        return
     every = list(keys(model)) if model is not None else [".".join([*path[:-1], name]) for name in known]
     inner = [(*path, *key) for key in _leaves(value)]
     hinted = [Problem(key, "unknown key", meant) for key in inner if (meant := hints.meant(key, (), every, method))]

@@ -101,7 +101,7 @@ Qwen 3.5 also in_proj_qkv, in_proj_z, out_proj."""
 class OptimizerSection(Section):
     """AdamW with linear warm-up and decay; optionally Muon for hidden matrices."""
 
-    lr: Annotated[float, Field(gt=0)] = 3e-4
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-4
     """Peak learning rate of AdamW."""
     muon_lr: Annotated[float, Field(ge=0)] = 0.0
     """Learning rate of Muon for hidden matrices; 0: AdamW trains them too."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from forge_env.config.reader import arguments, construct
 from forge_env.errors import PluginError, SandboxUnavailableError
-from forge_env.plugins import installed, load_plugin
+from forge_env.plugins import check_registered, installed, load_plugin
 from forge_env.sandbox.capabilities import Images, Inventory
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine
 from forge_env.sandbox.spec import SandboxSpec
@@ -118,6 +118,8 @@ class LazyEngine(SandboxEngine, Images):
     """A stand-in for `open_engine(name, **options)`, which is opened when the first sandbox is acquired."""
 
     def __init__(self, name: str = "auto", **options: Any) -> None:
+        if name != "auto":
+            check_registered(GROUP, name)
         self.name = name
         self._options = options
         self._engine: SandboxEngine | None = None

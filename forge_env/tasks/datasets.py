@@ -139,7 +139,7 @@ class DatasetConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
-    path: str
+    path: Annotated[str, Field(min_length=1)]
     """A .jsonl, .json, .csv or .parquet file, a folder of them or in the hub's layout, or the name of a hub dataset."""
     name: str | None = None
     """Configuration of a hub dataset."""

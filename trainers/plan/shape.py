@@ -245,8 +245,12 @@ def hub_config(name: str) -> dict[str, Any]:
     if name in published():
         return check_hf_config(dict(published()[name]), name)
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    cached = try_to_load_from_cache(name, "config.json")
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # neither a folder nor a name that the hub can have
+        cached = None
     if not isinstance(cached, str):
         raise UsageError(
             f"the shape of {name} is unknown",

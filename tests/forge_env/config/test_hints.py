@@ -24,6 +24,8 @@ RECIPE = {
     "loss": "grpo.loss",
     "temperature": "grpo.temperature",
     "model.name": "model.path",
+    "base_model": "model.path",
+    "rollouts_per_group": "grpo.group_size",
     "env_args": "environment.options",
     "eval.interval": "evaluation.every",
     "run_name": "name",

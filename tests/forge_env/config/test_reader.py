@@ -16,7 +16,17 @@ from pydantic import BaseModel
 
 from forge_env.config import RunConfig, bundled_recipes, load_config
 from forge_env.config.finding import read_recipe
-from forge_env.config.reader import LARGEST_INTEGER, build, dump, keys, parse, parse_overrides, read_yaml, render
+from forge_env.config.reader import (
+    LARGEST_INTEGER,
+    build,
+    dump,
+    keys,
+    parse,
+    parse_overrides,
+    read_file,
+    read_yaml,
+    render,
+)
 from forge_env.errors import ConfigError, UsageError
 from forge_env.reading import LARGEST_NUMBER
 
@@ -57,7 +67,25 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore needs a curriculum: set order to curriculum"),
         (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s is below warn_s"),
         (MINIMAL + "sandbox: {engine: local, base_image: debian}\n", "base_image needs Docker: set engine to docker"),
-        (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: should be a mapping of keys to values"),
+        (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: should be a mapping of keys to values, not 3"),
+        (
+            "environment: cards\n",
+            "environment: should be a mapping of keys to values, not 'cards' (write `environment: {na",
+        ),
+        (MINIMAL + "grpo: {loss: gspo}\n", "(write `loss: {name: gspo}`)"),
+        (
+            MINIMAL + "grpo.loss.name: gspo\n",
+            "r.yaml:3: grpo.loss.name: unknown key (write `grpo: {loss: {name: VALUE}}`)",
+        ),
+        (MINIMAL + "grpo: {steps: true}\n", "r.yaml:3: grpo.steps: should be a number, not True"),
+        (MINIMAL + "grpo: {steps: false}\n", "r.yaml:3: grpo.steps: should be greater than 0, not False"),
+        (MINIMAL + "trainer: {optimizer: {lr: on}}\n", "r.yaml:3: trainer.optimizer.lr: should be a number, not True"),
+        (MINIMAL + "trainer: {optimizer: {lr: .inf}}\n", "trainer.optimizer.lr: should be a finite number, not inf"),
+        (MINIMAL + "generator: {max_num_seqs: true}\n", "generator.max_num_seqs: should be a number, not True"),
+        (MINIMAL + "1: 2\n", "r.yaml:3: 1: unknown key"),
+        (MINIMAL + "null: 2\n", "r.yaml:3: null: unknown key"),
+        (MINIMAL + "SEED: 2\n", "r.yaml:3: SEED: unknown key (did you mean seed?)"),
+        (MINIMAL + "Grpo: {Steps: 2}\n", "r.yaml:3: Grpo.Steps: unknown key (did you mean grpo.steps?"),
     ],
 )
 def test_a_mistake_is_named_with_file_line_key_and_fix(text: str, expected: str) -> None:
@@ -96,7 +124,11 @@ def test_every_mistake_is_listed_in_the_order_of_the_file() -> None:
             "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 40)),
             "its aliases expand to an endless or huge document",
         ),
-        ("a: 1\n---\nb: 2\n", "found another document"),
+        ("a: 1\n---\nb: 2\n", "r.yaml:2: not valid YAML: a second document begins (keep one of them)"),
+        ("a:\n\tb: 1\n", "r.yaml:2: not valid YAML: found character '\\t' that cannot start any token (indent with sp"),
+        ("steps = 3\nlr = 1e-6\n", "not a str (it looks like TOML; in YAML, `key = value` is `key: value`"),
+        ("# for prime-rl\n[model]\nname = 'x'\n", "it looks like TOML"),
+        ("[[env]]\nid = 'x'\n", "it looks like TOML"),
     ],
 )
 def test_what_is_no_recipe_is_refused(text: str, expected: str) -> None:
@@ -132,6 +164,29 @@ def test_a_value_is_what_stands_there(text: str, value: object) -> None:
 
 def test_keys_are_text() -> None:
     assert read_yaml("{on: 1, no: 2, Yes: 3}")[0] == {"on": 1, "no": 2, "Yes": 3}
+    assert read_yaml("{1: 1, 1.5: 2, null: 3, ~: 4}")[0] == {"1": 1, "1.5": 2, "null": 3, "~": 4}
+
+
+def test_booleans_are_no_numbers_at_any_depth() -> None:
+    class Inner(BaseModel):
+        size: int | None = None
+        either: bool | int = 0
+
+    class Outer(BaseModel):
+        levels: list[int] = []
+        inner: list[Inner] = []
+
+    assert build(Outer, parse("inner: [{either: true}]", "")).inner[0].either is True
+    with pytest.raises(ConfigError) as caught:
+        build(Outer, parse("levels: [1, true]\ninner: [{size: false}]\n", "r.yaml"))
+    assert "r.yaml:1: levels.1: should be a number, not True" in str(caught.value)
+    assert "r.yaml:2: inner.0.size: should be a number, not False" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a\0b.yaml", "a" * 300, "é" * 200 + "/b.yaml"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"can't be a path \(a name in it has at most 255 bytes"):
+        read_file(name)
 
 
 class Shop(BaseModel):

@@ -139,13 +139,37 @@ def test_the_home_folder_is_expanded_and_text_stays_text(tmp_path: Path, clean_e
         ),
         ([TOY, "--model", "nosuch.module:policy"], "there is no module 'nosuch.module'"),
         ([TOY, "--model", "tests.forge_env.evaluation.toys:nosuch"], "can't be imported"),
-        ([TOY, "--model", "m", "--budget", "1"], "needs `prices`"),
+        ([TOY, "--model", "m", "--budget", "1"], "forge-env: `budget` needs `prices`"),
+        ([TOY, "--model", ""], "add --model"),
+        ([TOY, "--model", "m", "--sandbox", "dokcer"], "there is no sandbox engine 'dokcer'"),
+        ([TOY, "--model", "m", "--temperature", ".inf"], "--temperature: should be a finite number, not inf"),
+        ([TOY, "--model", "m", "-n", "true"], "--num_tasks: should be a number, not True"),
+        ([TOY, "--model", "m", "--max_turns", "true"], "--max_turns: should be a number, not True"),
+        ([TOY, "--model", "m", "--base-url", "http://host:99999/v1"], "the address of host has port 99999"),
+        ([TOY, "--model", "m", "max_turns=" + "9" * 500], "--max_turns: '9999"),
+        (["missing.toml"], "there is no file 'missing.toml'"),
         ([TOY, "--model", "m", "--budget", "1", "--prices", "missing.yaml"], "there is no file 'missing.yaml'"),
         ([TOY, "--model", "m", "--split", "exam"], "use one of"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_with_the_fix(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
     assert main(["eval", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("environment: calculator", "evaluation.yaml:1: environment: unknown key (did you mean environments?)"),
+        ("model: gold\neval: [calculator]", "evaluation.yaml: environments: missing"),
+        ("environments: calculator\nmodel: m\nprices: {m: 1}", "prices: should be a path"),
+    ],
+)
+def test_an_evaluation_file_of_another_tool_is_refused_by_its_keys(
+    text: str, message: str, capsys: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "evaluation.yaml").write_text(text)
+    assert main(["eval", f"{tmp_path}/evaluation.yaml"]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -167,6 +167,7 @@ def test_what_does_not_fit_is_said(plan: Plan) -> None:
         (("--gpus", "0xH100"), "is not a number and a kind"),
         (("--reply", "5000"), "doesn't fit model.max_length=2048"),
         (("--model.path", "Nobody/Knows-1B"), "the shape of Nobody/Knows-1B is unknown"),
+        (("--model.path", "no: model"), "the shape of no: model is unknown"),
         (("--generator.procs", "3"), "does not divide the model's num_attention_heads"),
     ],
 )
