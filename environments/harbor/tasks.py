@@ -23,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from environments.harbor.artifacts import Artifact
 from forge_env.config.reader import read_yaml
 from forge_env.errors import UsageError, mistakes
+from forge_env.machine import user_path
 from forge_env.sandbox.dockerfile import last_workdir
 from forge_env.sandbox.spec import is_below
 from forge_env.types import Text
@@ -178,7 +179,7 @@ class _TerminalBench(BaseModel):
 @lru_cache(maxsize=16)
 def read_folder(folder: str) -> tuple[list[HarborTask], dict[str, str]]:
     """Tasks in order of their names, and why others can't be used, by name. `UsageError`: there is no task."""
-    top = Path(folder).expanduser()
+    top = user_path(folder)
     if not top.is_dir():
         raise UsageError(f"{folder} is not a folder", fix="name the folder of a task, or one with tasks in it")
     tasks, refused = [], {}

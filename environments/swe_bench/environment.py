@@ -6,7 +6,6 @@ import asyncio
 import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +13,7 @@ from pydantic import Field
 import forge_env as fe
 from environments.swe_bench.instances import Instance, files_at, parts_of, read_instances
 from forge_env.errors import UsageError
+from forge_env.machine import user_path
 from forge_env.sandbox import Judging, Limits, Outcome, SandboxSpec, TestsResult
 from forge_env.types import Action, Task
 from forge_env.visible import one_line
@@ -182,7 +182,7 @@ class SWEBench(fe.SandboxEnvironment):
 
     def _at(self, task: Task, *patches: str) -> dict[str, bytes]:
         instance = self._instances[task.id]
-        folder = Path(self.config.file).expanduser().parent / Path(self.config.repositories).expanduser()
+        folder = user_path(self.config.file).parent / user_path(self.config.repositories)
         return files_at(str(folder / instance.repo.replace("/", "__")), instance.base_commit, *patches)
 
     @property

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forge_env.errors import UsageError
+from forge_env.machine import user_path
 from forge_env.tasks.datasets import jsonl_rows
 
 _SOURCE = re.compile(r"^--- (?:a/)?([^\t\r\n]+)", re.MULTILINE)
@@ -101,7 +102,7 @@ def read_instances(path: str) -> tuple[Instance, ...]:
 
 def _rows(path: str) -> list[tuple[int, dict[str, Any]]]:
     try:
-        return list(jsonl_rows(Path(path).expanduser()))
+        return list(jsonl_rows(user_path(path)))
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error}", fix="name a JSONL file") from error
 

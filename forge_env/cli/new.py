@@ -8,12 +8,11 @@ import re
 import sys
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
 from string import Template
 
 from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
-from forge_env.machine import has_pip
+from forge_env.machine import has_pip, user_path
 from forge_env.plugins import SIBLINGS
 from forge_env.registry import names
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the package and print the next steps."""
     name = args.name
     check_name(name)
-    folder = Path(args.dir) / name
+    folder = user_path(args.dir) / user_path(name)
     if folder.exists():
         raise UsageError(f"{folder} already exists", fix="choose another name, or --dir")
     for path, text in render(name, args.kind, openenv=args.openenv, verifiers=args.verifiers).items():

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -106,7 +106,7 @@ async def evaluate_async(
         >>> asyncio.run(run).summary.environments["calculator"].score.value
         0.0
     """
-    single = isinstance(environments, str | type | EnvironmentChoice | dict)
+    single = isinstance(environments, str | type | EnvironmentChoice | dict) or not isinstance(environments, Iterable)
     given: list[Any] = [environments] if single else list(environments)  # type: ignore[arg-type]
     classes = {_path(cls): cls for cls in given if isinstance(cls, type)}
     chosen = [{"name": _path(item)} if isinstance(item, type) else item for item in given]

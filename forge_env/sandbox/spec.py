@@ -53,14 +53,15 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("wall_s", "cpu_s"):
-            if not (isinstance(value := getattr(self, name), (int, float)) and 0 < value <= _MOST):  # rejects nan too
+            value = getattr(self, name)
+            if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value <= _MOST):  # also NaN
                 raise UsageError(f"limit {name}={value!r} is not a time", fix="give a positive number of seconds")
         for name in ("memory_mb", "processes", "file_size_mb", "open_files", "output_bytes"):
             _check_size(name, getattr(self, name))
 
 
 def _check_size(name: str, value: object) -> None:
-    if not (isinstance(value, int) and 0 < value <= _MOST):
+    if isinstance(value, bool) or not (isinstance(value, int) and 0 < value <= _MOST):
         raise UsageError(f"limit {name}={value!r} is not a size", fix=f"give an integer from 1 to {_MOST}")
 
 
@@ -109,6 +110,10 @@ class SandboxSpec:
     """
 
     def __post_init__(self) -> None:
+        for name, kind in {"image": str, "network": bool, "origin": str, "base": str}.items():
+            if not isinstance(value := getattr(self, name), kind):
+                what = "a text" if kind is str else "True or False"
+                raise UsageError(f"{name}={value!r} is not {what}", fix=f"give {what}")
         named = {"allow": "hosts", "packages": "packages", "preload": "modules", "writable": "folders"}
         for name, what in named.items():
             if isinstance(value := getattr(self, name), str):

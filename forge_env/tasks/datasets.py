@@ -26,6 +26,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from forge_env import redaction
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, first_line, mistakes, suggestion
+from forge_env.machine import user_path
 from forge_env.types import Message, Task, Text
 from forge_env.visible import shown
 
@@ -40,7 +41,7 @@ HUB_TIMEOUT_S = 10.0
 
 def hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, Any]]:
     """Rows of a dataset on the hub, or in a folder with the hub's layout."""
-    if not Path(config.path).expanduser().is_dir():
+    if not user_path(config.path).is_dir():
         check_hub(config.path)
     try:
         import datasets
@@ -282,7 +283,7 @@ def _versions(config: DatasetConfig, split: str) -> tuple[tuple[str, int, int, i
     The last number is 0, or the current time if the file has just changed: another change might not alter its
     modification time.
     """
-    path, part = Path(config.path).expanduser(), config.splits.get(split, config.split)
+    path, part = user_path(config.path), config.splits.get(split, config.split)
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     if part is not None and Path(part).suffix in READERS:
         files = [path.parent / part if path.suffix in READERS else Path(part)]
@@ -551,7 +552,7 @@ _TYPES: dict[str, TypeAdapter[Any]] = {
 
 def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]]:
     """Rows of the file or hub split that `part` names; None: all rows."""
-    path = Path(config.path).expanduser()
+    path = user_path(config.path)
     if path.is_dir():
         names = sorted(file for file in path.iterdir() if file.suffix in READERS)
         if not names and any(file.suffix in READERS for file in path.rglob("*")):

@@ -117,11 +117,17 @@ def test_the_innermost_reason_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        *((Limits, name, value) for name in ("wall_s", "cpu_s") for value in (0, -1.0, math.nan, math.inf, "1")),
-        *((Limits, name, value) for name in ("memory_mb", "output_bytes") for value in (0, -1, 1.5, 10**20, None)),
-        *((SandboxSpec, name, value) for name in ("memory_mb", "disk_mb") for value in (0, -1, 1.5, 10**20)),
+        *((Limits, name, value) for name in ("wall_s", "cpu_s") for value in (0, -1.0, math.nan, math.inf, "1", True)),
+        *(
+            (Limits, name, value)
+            for name in ("memory_mb", "output_bytes")
+            for value in (0, -1, 1.5, 10**20, None, True)
+        ),
+        *((SandboxSpec, name, value) for name in ("memory_mb", "disk_mb") for value in (0, -1, 1.5, 10**20, True)),
+        *((SandboxSpec, "network", value) for value in ("false", "yes", 1, None)),
+        *((SandboxSpec, name, value) for name in ("image", "origin", "base") for value in (3, None)),
     ],
 )
-def test_a_limit_that_is_none_is_refused(kind: type[Limits] | type[SandboxSpec], name: str, value: Any) -> None:
+def test_a_value_of_another_kind_is_refused(kind: type[Limits] | type[SandboxSpec], name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
         kind(**{name: value})
