@@ -11,6 +11,7 @@ A command is a module of this folder with the command's name. `add_arguments(par
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -42,6 +43,13 @@ class Formatter(argparse.HelpFormatter):
         if not action.option_strings or action.default in (None, False, argparse.SUPPRESS, [], ""):
             return action.help
         return f"{action.help} (default: %(default)s)"
+
+
+def number(text: str) -> float:
+    """Parse the finite number of a flag; `ValueError` if it is none."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from forge_env.cli.command import Parser
+from forge_env.cli.command import Parser, number
 from forge_env.config.evaluation import CONFIDENCE
 from forge_env.evaluation import comparison
 from forge_env.evaluation.tables import print_tables
@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("a", metavar="A", help="folder of the baseline")
     parser.add_argument("b", metavar="B", help="folder of the other evaluation")
     parser.add_argument("--score", help="reward, or the name of a metric (default: that of A)")
-    parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="confidence level of the intervals")
+    parser.add_argument("--confidence", type=number, default=CONFIDENCE, help="confidence level of the intervals")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

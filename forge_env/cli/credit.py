@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_env.cli.command import Parser
+from forge_env.cli.command import Parser, number
 from forge_env.errors import UsageError
 from forge_env.figures import duration
 from forge_env.machine import user_path
@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
         help="environment variable with its API key (default: the evaluation's; with another --base-url: "
         "OPENAI_API_KEY)",
     )
-    parser.add_argument("--temperature", type=float, metavar="T", help="sampling temperature (default: the run's)")
+    parser.add_argument("--temperature", type=number, metavar="T", help="sampling temperature (default: the run's)")
     parser.add_argument(
         "-n",
         "--continuations",

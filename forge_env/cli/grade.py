@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_env.cli.command import Parser, add_environment, environment_options
+from forge_env.cli.command import Parser, add_environment, environment_options, number
 from forge_env.errors import UsageError
 from forge_env.figures import duration
 from forge_env.files import plain_name
@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--mutants", type=int, default=MUTANTS, metavar="N", help="wrong versions of each task")
     parser.add_argument(
         "--fail-under",
-        type=float,
+        type=number,
         metavar="PERCENT",
         help="exit with 1 if the judge rejects fewer of the wrong versions, a check fails, or a task has a problem",
     )

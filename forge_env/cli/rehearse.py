@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 
-from forge_env.cli.command import Parser
+from forge_env.cli.command import Parser, number
 from forge_env.config.finding import read_run
 from forge_env.config.reader import build, values
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
 from forge_env.run.rehearsal import Conditions, rehearse
+from forge_env.visible import shown
 
 
 def add_arguments(parser: Parser) -> None:
@@ -32,13 +34,13 @@ def add_arguments(parser: Parser) -> None:
     add("--hosts", type=int, default=1, metavar="N", help="hosts")
     add("--gpus", metavar="NxKIND", help="GPUs of each host (default: 8xH100 if the recipe uses GPUs)")
     add("--cpus", type=int, metavar="N", help="processors of each host")
-    add("--memory", type=float, metavar="GIB", help="main memory of each host")
-    add("--disk", type=float, metavar="GIB", help="free space for the run folder")
-    add("--disk-speed", type=float, default=1.0, metavar="GB/S", help="speed at which checkpoints are written")
+    add("--memory", type=number, metavar="GIB", help="main memory of each host")
+    add("--disk", type=number, metavar="GIB", help="free space for the run folder")
+    add("--disk-speed", type=number, default=1.0, metavar="GB/S", help="speed at which checkpoints are written")
     add("--prompt", type=int, metavar="N", help="tokens of an episode's first prompt")
     add("--reply", metavar="MEDIAN[:P95]", help="sampled tokens of an episode: median and 95th percentile")
     add("--turns", type=int, metavar="N", help="turns of an episode")
-    add("--tool-s", type=float, metavar="X", help="seconds of the environment in each turn")
+    add("--tool-s", type=number, metavar="X", help="seconds of the environment in each turn")
     add("--like", metavar="RUN", help="run folder whose lengths and times are used instead")
     add("--steps", type=int, metavar="N", help="training steps to simulate (default: 24)")
     add(
@@ -105,8 +107,8 @@ def _reply(text: str | None) -> tuple[int | None, int | None]:
     if text is None:
         return None, None
     median, _, p95 = text.partition(":")
-    if not median.isdigit() or not int(median) or (p95 and not p95.isdigit()):
-        raise UsageError(f"--reply {text!r} is not MEDIAN or MEDIAN:P95", fix="for example --reply 900:2500")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,9}(:[0-9]{1,10})?", text, re.ASCII):
+        raise UsageError(f"--reply {shown(text)} is not MEDIAN or MEDIAN:P95", fix="for example --reply 900:2500")
     if p95 and int(p95) < int(median):
         raise UsageError(f"--reply {text}: the 95th percentile is below the median", fix=f"for example {p95}:{median}")
     return int(median), int(p95) if p95 else None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_env.cli.command import Parser
+from forge_env.cli.command import Parser, number
 from forge_env.errors import UsageError
 from forge_env.figures import duration
 from forge_env.visible import one_line, visible
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--until-different", action="store_true", help="end at the first step that differs")
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=number,
         metavar="X",
         help="accept steps whose loss and gradient norm differ by at most this share, as on other hardware",
     )

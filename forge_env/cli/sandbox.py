@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from forge_env.cli.command import Parser, add_docker_host
+from forge_env.cli.command import Parser, add_docker_host, number
 from forge_env.config.reader import construct, parse_overrides
 from forge_env.errors import ForgeError, UsageError
 from forge_env.figures import duration
@@ -69,7 +69,7 @@ def add_arguments(parser: Parser) -> None:
     reap.set_defaults(act=run_reap)
 
     bench = actions.add_parser("bench", help="measure sandboxes on this machine")
-    bench.add_argument("--seconds", type=float, default=5.0, help="length of the throughput part, in seconds")
+    bench.add_argument("--seconds", type=number, default=5.0, help="length of the throughput part, in seconds")
     bench.add_argument("--concurrency", type=int, help="sandboxes at once (default: two per CPU)")
     _finish(bench, run_bench)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from forge_env.cli.command import Parser, report_error, tidy
+from forge_env.cli.command import Parser, number, report_error, tidy
 from forge_env.config.finding import read_run
 from forge_env.config.reader import Source, build, values
 from forge_env.config.recipe import RunConfig
@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--gpus", metavar="NxKIND", help="for --plan: GPUs (default: as many H100 as needed)")
     parser.add_argument("--prompt", type=int, metavar="N", help="for --plan: prompt and tool tokens of an episode")
     parser.add_argument("--reply", type=int, metavar="N", help="for --plan: sampled tokens of an episode")
-    parser.add_argument("--price", type=float, metavar="X", help="for --plan: price of one GPU-hour")
+    parser.add_argument("--price", type=number, metavar="X", help="for --plan: price of one GPU-hour")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,6 +109,8 @@ def _plan(args: argparse.Namespace, source: Source, config: RunConfig) -> int:
     """Print the estimated resources of the run."""
     from forge_env.run.trainer import Question, load_trainer
 
+    if args.price is not None and args.price < 0:
+        raise UsageError(f"--price {args.price:g} must not be negative")
     with source.locating():
         question = Question(args.gpus, args.prompt, args.reply, args.price)
         for line in load_trainer(config.method).plan(config, question):

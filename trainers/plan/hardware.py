@@ -112,7 +112,7 @@ class Cluster:
 
 def parse_cluster(text: str) -> Cluster:
     """Parse a cluster such as `8xH100`; without a number it has one GPU."""
-    match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z0-9]+)", text.strip())
+    match = re.fullmatch(r"(?:(\d{1,6})x)?([A-Za-z0-9]+)", text.strip())
     if match is None or match[1] == "0":
         raise UsageError(f"--gpus {text!r} is not a number and a kind of GPU", fix="for example 8xH100")
     kinds = {name.lower(): gpu for name, gpu in GPUS.items()}
