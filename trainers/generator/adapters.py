@@ -107,6 +107,8 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
         parts, parent = joined.get(last, [last]), re.sub(r"\.attn$", ".self_attn", parent)  # vLLM's name in gpt-oss
         for number, part in enumerate(parts):
             key = f"{PREFIX}{parent}.{part}"
+            if part == "v_proj" and _keys_are_values(model, name):
+                key = f"{PREFIX}{parent}.k_proj"
             if key + UP not in published:  # not in `lora.targets`
                 continue
             down, up = published[key + DOWN], published[key + UP].to(layer.lora_b)
@@ -127,3 +129,12 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
             else:
                 layer.weight_loader(layer.lora_b, up, number)
             layer.lora_a.data[number * method.rank : number * method.rank + len(down)].copy_(down)
+
+
+def _keys_are_values(model: Any, name: str) -> bool:
+    """Whether a layer of Gemma 4 has no projection to values in the model's files."""
+    config: Any = getattr(model, "config", None)
+    number = re.search(r"\.layers\.(\d+)\.", name)
+    if number is None or not getattr(config, "attention_k_eq_v", False):
+        return False
+    return bool(config.layer_types[int(number[1])] == "full_attention")

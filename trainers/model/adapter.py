@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.reading import ANYWHERE, read_json
-from trainers.model.folder import QWEN3_5, file_digests, is_linear
+from trainers.model.folder import QWEN3_5, file_digests, heads, is_linear, keys_are_values
 
 FOLDER = "adapter"
 """Folder of a checkpoint that holds its adapters."""
@@ -30,25 +30,37 @@ PREFIX = "base_model.model."
 """PEFT's prefix of layer names."""
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 _BASE = "base"
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_DELTA = ("in_proj_qkv", "in_proj_z", "out_proj")
-"""Layers of blocks with attention, and of those with a gated delta layer."""
 
 
 def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Shapes [out, in] of the layers that can have an adapter, by the last part of their names."""
-    dim, head = hf["hidden_size"], hf["head_dim"]
-    queries, keys = hf["num_attention_heads"] * head, hf["num_key_value_heads"] * head
+    """Shapes [out, in] of the layers that can have an adapter, by the last part of their names.
+
+    If blocks have layers of the same name and other sizes, the smallest.
+    """
+    shapes: dict[str, tuple[int, int]] = {}
+    for block in range(hf["num_hidden_layers"]):
+        for name, shape in block_shapes(hf, block).items():
+            shapes[name] = min(shapes.get(name, shape), shape)
+    return shapes
+
+
+def block_shapes(hf: Mapping[str, Any], block: int) -> dict[str, tuple[int, int]]:
+    """Shapes [out, in] of the layers of a block that can have an adapter, by the last part of their names."""
+    dim, (head, kv_heads) = hf["hidden_size"], heads(hf, block)
+    queries, keys = hf["num_attention_heads"] * head, kv_heads * head
     if hf["model_type"] == "phi3":
         inner = hf["intermediate_size"]
         attention = {"qkv_proj": (queries + 2 * keys, dim), "o_proj": (dim, queries)}
         return attention | {"gate_up_proj": (2 * inner, dim), "down_proj": (dim, inner)}
-    shapes = {"q_proj": (queries, dim), "k_proj": (keys, dim), "v_proj": (keys, dim), "o_proj": (dim, queries)}
-    if hf["model_type"] in QWEN3_5:
-        shapes["q_proj"] = (2 * queries, dim)  # with the gate of the output
+    if is_linear(hf, block):
         values = hf["linear_num_value_heads"] * hf["linear_value_head_dim"]
         mixed = 2 * hf["linear_num_key_heads"] * hf["linear_key_head_dim"] + values
-        shapes |= {"in_proj_qkv": (mixed, dim), "in_proj_z": (values, dim), "out_proj": (dim, values)}
+        shapes = {"in_proj_qkv": (mixed, dim), "in_proj_z": (values, dim), "out_proj": (dim, values)}
+    else:
+        gates = queries if hf["model_type"] in QWEN3_5 else 0  # of the output, in the same matrix
+        shapes = {"q_proj": (queries + gates, dim), "k_proj": (keys, dim)}
+        shapes |= {} if keys_are_values(hf, block) else {"v_proj": (keys, dim)}
+        shapes["o_proj"] = (dim, queries)
     if not hf.get("num_experts"):  # PEFT applies these names to the layers of experts
         inner = hf["intermediate_size"]
         shapes |= {"gate_proj": (inner, dim), "up_proj": (inner, dim), "down_proj": (dim, inner)}
@@ -57,10 +69,9 @@ def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 def adapter_parameters(section: LoRASection, hf: Mapping[str, Any]) -> int:
     """Number of parameters of all adapters; see `targets`."""
-    shapes, total = layer_shapes(hf), hf["num_hidden_layers"]
-    linear = sum(is_linear(hf, layer) for layer in range(total))
-    counts = dict.fromkeys(_DELTA, linear) | dict.fromkeys(_ATTENTION, total - linear)
-    return sum(counts.get(name, total) * section.rank * sum(shapes[name]) for name in targets(section, hf))
+    chosen, blocks = targets(section, hf), range(hf["num_hidden_layers"])
+    shapes = [shape for block in blocks for name, shape in block_shapes(hf, block).items() if name in chosen]
+    return section.rank * sum(map(sum, shapes))
 
 
 def targets(section: LoRASection, hf: Mapping[str, Any]) -> list[str]:

@@ -41,6 +41,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "smollm3": _SHAPE,
     "phi3": _SHAPE,
     "gemma3_text": (*_SHAPE, "head_dim", "query_pre_attn_scalar", "sliding_window"),
+    "gemma4_text": (*_SHAPE, "head_dim", "sliding_window"),
     "qwen3_5_text": (*_SHAPE, "head_dim", *_DELTA),
     "qwen3_5_moe_text": (
         *(name for name in _SHAPE if name != "intermediate_size"),
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "gpt_oss": (*_SHAPE, "head_dim", "num_experts", "num_experts_per_tok", "sliding_window"),
 }
 """Keys that `config.json` must have, by the `model_type` of each supported model family."""
+GEMMA4 = "gemma4_text"
 QWEN3_5 = ("qwen3_5_text", "qwen3_5_moe_text")
 """Families with gated delta layers."""
 ARCHITECTURES: Mapping[str, str] = {
@@ -60,6 +62,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "smollm3": "SmolLM3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
@@ -70,6 +73,7 @@ _ROPE = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "linear": {"factor"},
     "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"},
+    "proportional": set(),
     "longrope": {"short_factor", "long_factor", "original_max_position_embeddings"},
 }
 """Parameters of each supported scaling of rotary positions."""
@@ -78,12 +82,23 @@ _ROPE_OF = {
     "mistral": {"default"},
     "phi3": {"default", "longrope"},
     "gemma3_text": {"default", "linear"},
+    "gemma4_text": {"default", "proportional"},
     "qwen3_5_text": {"default"},
     "qwen3_5_moe_text": {"default"},
     "gpt_oss": {"yarn"},
 }
 """Supported scalings of some families; all others support every scaling but Llama's."""
-_ACTIVATION = {"gemma3_text": ("hidden_activation", "gelu_pytorch_tanh")}
+_GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+}
+"""Rotary positions of Gemma 4 without `rope_parameters`."""
+_UNSUPPORTED = (
+    *("attn_logit_softcapping", "use_bidirectional_attention"),
+    *("per_layer_config", "hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"),
+)
+"""Features that are not supported in any family, by their keys; the second row is Gemma 4's."""
+_ACTIVATION = dict.fromkeys(("gemma3_text", GEMMA4), ("hidden_activation", "gelu_pytorch_tanh"))
 """Key and value of the activation in families that have another than `hidden_act: silu`."""
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """Constants of the experts of gpt-oss; vLLM has no others."""
@@ -197,12 +212,14 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         config["moe_intermediate_size"] = config.get("intermediate_size")
     if absent := [key for key in FAMILIES[family] if key not in config]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
+    if family == GEMMA4:
+        _complete_gemma4(config)
     if feature := _unsupported(config):
         raise UsageError(
             f"config.json of {name} has {feature}, which the trainer does not support",
             fix="use a checkpoint without it",
         )
-    config.setdefault("tie_word_embeddings", family in ("smollm3", "gemma3_text"))  # as transformers does
+    config.setdefault("tie_word_embeddings", family in ("smollm3", "gemma3_text", GEMMA4))  # as transformers does
     if config.get("head_dim") is None:
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     checked: dict[str, Any] = config
@@ -230,6 +247,19 @@ def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict
     return parameters
 
 
+def heads(config: Mapping[str, Any], layer: int) -> tuple[int, int]:
+    """Size of a layer's attention heads, and the number of those of keys and values."""
+    if config["model_type"] != GEMMA4 or window(config, layer) is not None:
+        return config["head_dim"], config["num_key_value_heads"]
+    shared = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+    return config["global_head_dim"], shared or config["num_key_value_heads"]
+
+
+def keys_are_values(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has no projection to values: in some Gemma 4, those without a window."""
+    return config["model_type"] == GEMMA4 and bool(config.get("attention_k_eq_v")) and window(config, layer) is None
+
+
 def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer is a mixture of experts."""
     if not config.get("num_experts"):
@@ -251,7 +281,7 @@ def window(config: Mapping[str, Any], layer: int) -> int | None:
     """Number of tokens that a token attends to in a layer, itself included; None: all before it."""
     if config.get("model_type") in ("mistral", "phi3"):
         return config.get("sliding_window")
-    if config.get("model_type") not in ("gemma3_text", "gpt_oss"):
+    if config.get("model_type") not in ("gemma3_text", GEMMA4, "gpt_oss"):
         return None
     kinds: Sequence[str] | None = config.get("layer_types")
     usual = 2 if config["model_type"] == "gpt_oss" else 6
@@ -284,7 +314,7 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     """
     family = config["model_type"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    for layer in (None, 0):
+    for layer in (None, *range(config["num_hidden_layers"])):
         if feature := _unsupported_rope(family, rope_parameters(config, layer), head_dim):
             return feature
     if family == "gpt_oss":
@@ -303,10 +333,37 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
         return f"the activation {activation!r}"
     if config.get("output_gate_type", "silu") not in ("silu", "swish") or not config.get("attn_output_gate", True):
         return "another gate of its layers"
-    for feature in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+    for feature in (*_UNSUPPORTED, "num_experts" if family == GEMMA4 else "final_logit_softcapping"):
         if config.get(feature):
             return feature
     return "quantized weights" if config.get("quantization_config") else None
+
+
+def _complete_gemma4(config: dict[str, Any]) -> None:
+    """Set what a `config.json` of Gemma 4 leaves to `transformers`, and the heads of full attention as on the hub.
+
+    `transformers` writes these heads for each layer, as `per_layer_config`, which is kept if it has anything else.
+    """
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = [
+            ("sliding" if (layer + 1) % 6 else "full") + "_attention" for layer in range(config["num_hidden_layers"])
+        ]
+    config["layer_types"] = kinds = [*kinds[:-1], "full_attention"]
+    config["rope_parameters"] = config.get("rope_parameters") or _GEMMA4_ROPE
+    config.setdefault("hidden_size_per_layer_input", 256)
+    config.setdefault("global_head_dim", 512)
+    if config.get("use_bidirectional_attention") == "vision":  # of tokens of images
+        del config["use_bidirectional_attention"]
+    layers = config.get("per_layer_config") or {}
+    full = [
+        layers.get(str(number), layers.get(number)) for number, kind in enumerate(kinds) if kind == "full_attention"
+    ]
+    known = {"head_dim", "num_key_value_heads"} if config.get("attention_k_eq_v") else {"head_dim"}
+    if len(layers) == len(full) and full[0] and full[0].keys() <= known and all(each == full[0] for each in full):
+        del config["per_layer_config"]
+        config["global_head_dim"] = full[0].get("head_dim", config["head_dim"])
+        config["num_global_key_value_heads"] = full[0].get("num_key_value_heads")
 
 
 def _unsupported_rope(family: str, rope: Mapping[str, Any], head_dim: int) -> str | None:
@@ -316,7 +373,7 @@ def _unsupported_rope(family: str, rope: Mapping[str, Any], head_dim: int) -> st
         return scaled
     if kind != "default" and given != _ROPE[kind]:
         return f"{scaled} with {', '.join(sorted(given ^ _ROPE[kind]))}"
-    if part != 1.0 and family not in ("phi3", *QWEN3_5):
+    if part != 1.0 and kind != "proportional" and family not in ("phi3", *QWEN3_5):
         return "rotary positions in a part of each head"
     frequencies = int(head_dim * part) // 2
     for name in ("short_factor", "long_factor"):
@@ -396,6 +453,11 @@ def check_heads(hf: Mapping[str, Any], degree: int, context: int = 1) -> None:
             f"trainer.parallelism.tensor_parallel_degree={degree}: TorchTitan's gradients differ when "
             "experts are split over processes",
             fix="use data_parallel_shard_degree for a mixture of experts",
+        )
+    if degree > 1 and hf.get("model_type") == GEMMA4:
+        raise UsageError(
+            f"trainer.parallelism.tensor_parallel_degree={degree}: layers of Gemma 4 are not split over processes",
+            fix="use data_parallel_shard_degree for Gemma 4",
         )
     if max(degree, context) > 1 and hf.get("model_type") in QWEN3_5:
         name = "tensor_parallel_degree" if degree > 1 else "context_parallel_degree"

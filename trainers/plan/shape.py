@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,18 @@ from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
 from forge_env.models import MODELS
-from trainers.model.folder import QWEN3_5, check_hf_config, is_linear, is_mixture, local_folder, read_hf_config, window
+from trainers.model.folder import (
+    GEMMA4,
+    QWEN3_5,
+    check_hf_config,
+    heads,
+    is_linear,
+    is_mixture,
+    keys_are_values,
+    local_folder,
+    read_hf_config,
+    window,
+)
 from trainers.model.tiny import hf_config
 
 
@@ -77,8 +88,11 @@ class Shape:
         hidden: width of a feed-forward layer without experts.
         tied: whether embedding and head are one matrix.
         out_norms: whether the outputs of attention and of feed-forward layers have norms too.
+        scaled: whether the output of a block is multiplied by a number.
         windowed: number of blocks in which a token attends to the last `window` tokens only.
         window: size of that window.
+        full: the sizes of a block without a window, if its attention heads are others.
+        keys_are_values: whether attention has no projection to values.
         gated: whether the output of attention is multiplied by a gate, as wide as the queries.
         linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
         qkv_bias: whether the projections of queries, keys and values have biases.
@@ -102,8 +116,11 @@ class Shape:
     qkv_bias: bool = False
     sinks: bool = False
     out_norms: bool = False
+    scaled: bool = False
     windowed: int = 0
     window: int = 0
+    full: Shape | None = None
+    keys_are_values: bool = False
     gated: bool = False
     linear: int = 0
     delta: Delta = Delta()
@@ -120,7 +137,7 @@ class Shape:
         mixtures = sum(is_mixture(hf, layer) for layer in layers)
         linear = sum(is_linear(hf, layer) for layer in layers)
         windows = [size for layer in layers if (size := window(hf, layer)) is not None]
-        return cls(
+        shape = cls(
             name=name,
             layers=hf["num_hidden_layers"],
             dim=hf["hidden_size"],
@@ -130,10 +147,11 @@ class Shape:
             hidden=hf.get("intermediate_size", 0),
             vocabulary=hf["vocab_size"],
             tied=bool(hf.get("tie_word_embeddings", False)),
-            qk_norm=hf["model_type"].startswith(("qwen3", "gemma3")),
+            qk_norm=hf["model_type"].startswith(("qwen3", "gemma")),
             qkv_bias=hf["model_type"] in ("qwen2", "gpt_oss"),
             sinks=hf["model_type"] == "gpt_oss",
-            out_norms=hf["model_type"] == "gemma3_text",
+            out_norms=hf["model_type"].startswith("gemma"),
+            scaled=hf["model_type"] == GEMMA4,
             windowed=len(windows),
             window=max(windows, default=0),
             gated=hf["model_type"] in QWEN3_5,
@@ -145,6 +163,12 @@ class Shape:
             expert_hidden=hf["moe_intermediate_size"] if mixtures else 0,
             shared_hidden=hf.get("shared_expert_intermediate_size", 0) if mixtures else 0,
         )
+        if hf["model_type"] != GEMMA4:
+            return shape
+        last = shape.layers - 1  # which has no window
+        head_dim, kv_heads = heads(hf, last)
+        full = replace(shape, head_dim=head_dim, kv_heads=kv_heads, keys_are_values=keys_are_values(hf, last))
+        return replace(shape, full=full)
 
     @property
     def queries(self) -> int:
@@ -162,12 +186,16 @@ class Shape:
         return self.vocabulary * self.dim
 
     @property
+    def projections(self) -> int:
+        """Parameters of the matrices of attention."""
+        return self.dim * ((2 + self.gated) * self.queries + (2 - self.keys_are_values) * self.keys)
+
+    @property
     def attention(self) -> int:
         """Parameters of a block with attention, except its feed-forward layers."""
-        matrices = self.dim * ((2 + self.gated) * self.queries + 2 * self.keys)
         biases = (self.queries + 2 * self.keys) * self.qkv_bias + (self.dim + self.heads) * self.sinks
         norms = 2 * self.dim * (1 + self.out_norms) + 2 * self.head_dim * self.qk_norm
-        return matrices + biases + norms
+        return self.projections + biases + norms + self.scaled
 
     @property
     def mixture(self) -> int:
@@ -182,12 +210,14 @@ class Shape:
         return self.expert_hidden * self.active + self.shared_hidden if self.mixtures else self.hidden
 
     @property
-    def kinds(self) -> tuple[tuple[int, bool, bool], ...]:
-        """For each kind of block: their number, whether they have experts, and whether they have gated delta layers."""
+    def kinds(self) -> tuple[tuple[int, Shape, bool, bool], ...]:
+        """For each kind of block: their number, sizes, and whether they have experts, and gated delta layers."""
+        experts = self.mixtures > 0
+        if self.full is not None:
+            return (self.windowed, self, experts, False), (self.layers - self.windowed, self.full, experts, False)
         if self.linear:  # then experts are in all blocks or in none
-            experts = self.mixtures > 0
-            return (self.layers - self.linear, experts, False), (self.linear, experts, True)
-        return (self.layers - self.mixtures, False, False), (self.mixtures, True, False)
+            return (self.layers - self.linear, self, experts, False), (self.linear, self, experts, True)
+        return (self.layers - self.mixtures, self, False, False), (self.mixtures, self, True, False)
 
     def block(self, experts: bool, linear: bool) -> int:
         """Parameters of a block of this kind."""
@@ -197,12 +227,12 @@ class Shape:
     @property
     def largest_block(self) -> int:
         """Parameters of the largest block."""
-        return max(self.block(experts, linear) for count, experts, linear in self.kinds if count)
+        return max(part.block(experts, linear) for count, part, experts, linear in self.kinds if count)
 
     @property
     def blocks(self) -> int:
         """Parameters of all blocks."""
-        return sum(count * self.block(experts, linear) for count, experts, linear in self.kinds)
+        return sum(count * part.block(experts, linear) for count, part, experts, linear in self.kinds)
 
     @property
     def parameters(self) -> int:
@@ -224,12 +254,13 @@ class Shape:
 
         A gated delta layer reads and changes its states: three multiply-adds for each element of them.
         """
-        seen = (self.layers - self.windowed - self.linear) * length + self.windowed * min(length, self.window)
-        return 4.0 * self.queries * seen + 6.0 * self.linear * self.delta.values * self.delta.key_dim
+        seen = (self.layers - self.windowed - self.linear) * length * (self.full or self).queries
+        seen += self.windowed * min(length, self.window) * self.queries
+        return 4.0 * seen + 6.0 * self.linear * self.delta.values * self.delta.key_dim
 
     def kv_bytes(self, bytes_each: int) -> int:
         """Bytes of one token's keys and values in all layers that have them."""
-        return 2 * (self.layers - self.linear) * self.keys * bytes_each
+        return 2 * sum(count * part.keys for count, part, _, linear in self.kinds if not linear) * bytes_each
 
 
 @cache

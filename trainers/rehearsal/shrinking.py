@@ -82,6 +82,8 @@ def shrunk(hf: Mapping[str, Any], divided_by: int = 1) -> dict[str, Any]:
         small["rope_parameters"] = rope | {name: rope[name][:count] for name in ("short_factor", "long_factor")}
     if small["model_type"] == "qwen2" or "long_factor" in rope:  # vLLM and transformers accept only this
         small["hidden_size"] = small["num_attention_heads"] * HEAD_DIM
+    if "global_head_dim" in small:
+        small["global_head_dim"] = 2 * HEAD_DIM
     if "query_pre_attn_scalar" in small:
         small["query_pre_attn_scalar"] = HEAD_DIM
     small |= {name: DELTA_DIM for name in ("linear_key_head_dim", "linear_value_head_dim") if name in small}

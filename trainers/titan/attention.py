@@ -19,6 +19,8 @@ from trainers.titan.context import gather_tokens
 from trainers.titan.layout import ContextLayout, Grid, PackedLayout, RowLayout, VarlenLayout
 
 HALF = torch.bfloat16, torch.float16
+WIDEST = 256
+"""Largest attention head that FlashAttention-2 computes."""
 
 
 class _Spread(torch.autograd.Function):
@@ -179,16 +181,16 @@ def attend_varlen(
 ) -> torch.Tensor:
     """Compute attention of each branch of a packed row over its path, on a GPU.
 
-    Inputs and output are [T, heads, head dim]. 16-bit types use FlashAttention-2 (Dao 2023, arXiv 2307.08691). Others
-    use memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), since FlashAttention-2 doesn't support
-    them; `TitanModel` rejects `window` for these.
+    Inputs and output are [T, heads, head dim]. 16-bit types use FlashAttention-2 (Dao 2023, arXiv 2307.08691). Others,
+    and heads larger than `WIDEST`, use memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), since
+    FlashAttention-2 doesn't support them; `TitanModel` rejects `window` for these.
     """
     if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
         q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))
     if layout.keys is not None:
         k, v = spread(k, layout.keys), spread(v, layout.keys)
     group = q.shape[1] // k.shape[1]
-    if q.dtype not in HALF:
+    if q.dtype not in HALF or q.shape[-1] > WIDEST:
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         return efficient_attention(q, k, v, layout.bounds, layout.key_bounds, layout.width, layout.key_width, scale)

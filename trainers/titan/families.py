@@ -35,7 +35,16 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from trainers.compat.torchtitan import same_config
-from trainers.model.folder import QWEN3_5, is_linear, is_mixture, rope_parameters, window
+from trainers.model.folder import (
+    GEMMA4,
+    QWEN3_5,
+    heads,
+    is_linear,
+    is_mixture,
+    keys_are_values,
+    rope_parameters,
+    window,
+)
 from trainers.titan.attention import PackedAttention, spread
 from trainers.titan.fused import FusedFeedForward, FusedQKV, FusedStateDictAdapter, shard_fused
 from trainers.titan.gemma import (
@@ -46,6 +55,7 @@ from trainers.titan.gemma import (
     ScaledEmbedding,
     shard_gemma,
 )
+from trainers.titan.gemma4 import Gemma4Attention, Gemma4Block, Gemma4Norm, Gemma4StateDictAdapter
 from trainers.titan.gpt_oss import ClampedExperts, GptOssStateDictAdapter, SinkAttention
 from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, RowLayout
@@ -188,6 +198,8 @@ _PHI: dict[str, Any] = {"rope": CosSinRoPE, "adapter": FusedStateDictAdapter, "s
 _PHI |= {"feed_forward": FusedFeedForward}
 _GEMMA: dict[str, Any] = {"block": GemmaBlock, "adapter": GemmaStateDictAdapter, "shard": shard_gemma}
 _GEMMA |= {"norm": GemmaNorm, "embedding": ScaledEmbedding, "feed_forward": GemmaFeedForward}
+_GEMMA4 = _GEMMA | {"block": Gemma4Block, "adapter": Gemma4StateDictAdapter, "norm": Gemma4Norm}
+_GEMMA4 |= {"shard": lambda config: None}  # `check_heads` rejects tensor parallelism for the family
 _QWEN3_5: dict[str, Any] = {"gated": True, "adapter": Qwen35StateDictAdapter, "norm": GemmaNorm}
 _QWEN3_5 |= {"shard": lambda config: None}  # `check_heads` rejects tensor parallelism for the family
 FAMILIES: Mapping[str, Family] = {
@@ -199,6 +211,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": replace(_QWEN, qk_norm=False),
     "phi3": replace(_LLAMA, **_PHI),
     "gemma3_text": replace(_QWEN, **_GEMMA),
+    GEMMA4: replace(_QWEN, **_GEMMA4),
     **dict.fromkeys(QWEN3_5, replace(_QWEN, **_QWEN3_5)),
     "gpt_oss": replace(_QWEN, qk_norm=False, qkv_bias=True, sinks=True, adapter=GptOssStateDictAdapter),
 }
@@ -235,7 +248,12 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
             embedding_dim=dim,
             param_init={"weight": skip_param_init} if tied else normal,
         ),
-        lm_head=Head.Config(in_features=dim, out_features=hf["vocab_size"], param_init=normal),
+        lm_head=Head.Config(
+            in_features=dim,
+            out_features=hf["vocab_size"],
+            softcap=hf.get("final_logit_softcapping") or None,
+            param_init=normal,
+        ),
         layers=[block(layer) for layer in range(layers)],
     )
 
@@ -267,7 +285,7 @@ def _feed_forward(family: Family, hf: Mapping[str, Any], normal: Init, residual:
 
 
 def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: int, normal: Init, residual: Init) -> Any:
-    head_dim, rope = hf["head_dim"], rope_parameters(hf, layer)
+    (head_dim, kv_heads), rope = heads(hf, layer), rope_parameters(hf, layer)
     scale = hf["query_pre_attn_scalar"] ** -0.5 if "query_pre_attn_scalar" in hf else None
     if rope["rope_type"] == "yarn":
         # YaRN's temperature (Peng et al. 2023, equation 22), which TorchTitan expects the attention to apply
@@ -275,7 +293,7 @@ def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: in
     attention = make_gqa_config(
         dim=hf["hidden_size"],
         n_heads=hf["num_attention_heads"],
-        n_kv_heads=hf["num_key_value_heads"],
+        n_kv_heads=kv_heads,
         head_dim=head_dim,
         wqkv_param_init=normal,
         wo_param_init=residual,
@@ -283,14 +301,17 @@ def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: in
         rope=rope_config(family.rope, hf, layer, max_length),
         qk_norm=_norm(family, head_dim, hf) if family.qk_norm else None,
     )
+    if hf["model_type"] == GEMMA4:
+        attention.inner_attention.scale = 1.0
+        attention = Gemma4Attention.Config.of(attention, keys_are_values=keys_are_values(hf, layer))
     if family.gated:
         attention = GatedAttention.Config.of(attention)
     if family.sinks:
         attention = SinkAttention.Config.of(attention, hf.get("initializer_range", 0.02))
     if family.fused:
         attention.qkv_linear = _fused_qkv(hf, normal)
-    else:
-        attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = family.qkv_bias
+    elif family.qkv_bias:
+        attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = True
     return attention
 
 

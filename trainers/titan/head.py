@@ -12,6 +12,7 @@ With tensor parallelism, each rank has a part of the vocabulary, and the ranks e
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Linear
 
-from trainers.compat.torchtitan import same_config
 from trainers.titan.parallel import local
 
 TILE = {"cpu": 2**21, "cuda": 2**26}
@@ -39,6 +39,7 @@ def logprobs_and_entropy(
     *,
     group: dist.ProcessGroup | None = None,
     first: int = 0,
+    softcap: float | None = None,
     tile: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy of each target under softmax(hidden weight^T / temperature), float32 [N] each.
@@ -49,11 +50,14 @@ def logprobs_and_entropy(
     Args:
         group: ranks that have other rows of `weight`; each passes the same `hidden` and gets the same result.
         first: token id of this rank's first row of `weight`.
+        softcap: bound of scores: each becomes softcap * tanh(score / softcap), before the temperature.
         tile: numbers of targets and tokens in a tile; None: chosen by device.
     """
     rows, columns = tile or tile_shape(len(hidden), hidden.device.type)
     own = targets - first
-    scored: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(hidden, weight, own, temperature, group, rows, columns)  # type: ignore[no-untyped-call]
+    scored: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, own, temperature, softcap, group, rows, columns
+    )
     return scored
 
 
@@ -69,7 +73,15 @@ class Head(Linear):  # type: ignore[misc]
     The argument name `input` is TorchTitan's, because its sharding rules refer to it.
     """
 
-    Config = same_config(Linear)
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):  # type: ignore[misc]
+        """TorchTitan's fields, and the bound of scores; None: there is none."""
+
+        softcap: float | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.softcap = config.softcap
 
     def forward(
         self, input: torch.Tensor, targets: torch.Tensor, temperature: float
@@ -85,13 +97,16 @@ class Head(Linear):  # type: ignore[misc]
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
-        return logprobs_and_entropy(hidden, weight, targets, temperature, group=group, first=first)
+        return logprobs_and_entropy(
+            hidden, weight, targets, temperature, group=group, first=first, softcap=self.softcap
+        )
 
 
 class _Scores(torch.autograd.Function):
     """Log-probability and entropy of targets, with tiled forward and backward passes.
 
-    With z the scores, p = softmax(z) and H its entropy: dlog p_y / dz = [y] - p, and dH / dz = -p (log p + H).
+    With z the scores, p = softmax(z) and H its entropy: dlog p_y / dz = [y] - p, and dH / dz = -p (log p + H). Capped
+    scores z = c tanh(s / c) have the gradient dz / ds = 1 - (z / c)^2.
     """
 
     @staticmethod
@@ -101,17 +116,18 @@ class _Scores(torch.autograd.Function):
         weight: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
+        softcap: float | None,
         group: dist.ProcessGroup | None,
         rows: int,
         columns: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.temperature, ctx.group, ctx.rows, ctx.columns = temperature, group, rows, columns
+        ctx.temperature, ctx.softcap, ctx.group, ctx.rows, ctx.columns = temperature, softcap, group, rows, columns
         sums = _Sums(len(hidden), hidden)
         for part in _parts(len(weight), columns):
             for block in _parts(len(hidden), rows):
-                scores = _scores(hidden[block], weight[part], temperature)
+                scores = _scores(hidden[block], weight[part], temperature, softcap)
                 sums.add(block, scores, *_columns(targets[block], part))  # now relative to `sums.highest`
-        cached = [scores] if rows >= len(hidden) and columns >= len(weight) else []
+        cached = [scores] if rows >= len(hidden) and columns >= len(weight) and softcap is None else []
         relative_to = sums.highest.clone() if cached else torch.zeros_like(sums.highest)
         if group is not None:
             sums.gather(group)
@@ -132,7 +148,11 @@ class _Scores(torch.autograd.Function):
         for_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for part in _parts(len(weight), ctx.columns):
             for block in _parts(len(hidden), ctx.rows):
-                scores = cached[0].clone() if cached else _scores(hidden[block], weight[part], ctx.temperature)
+                if cached:
+                    scores = cached[0].clone()
+                else:
+                    scores = _scores(hidden[block], weight[part], ctx.temperature, ctx.softcap)
+                bend = None if ctx.softcap is None else 1 - (scores * (ctx.temperature / ctx.softcap)) ** 2
                 logprobs = scores.sub_(normalizer[block, None])
                 if by_entropy is None:
                     slopes = logprobs.exp_().mul_(-by_logprob[block, None])
@@ -142,17 +162,17 @@ class _Scores(torch.autograd.Function):
                     slopes.mul_(logprobs.sub_(by_logprob[block, None]))
                 column, here = _columns(targets[block], part)
                 slopes.scatter_add_(1, column, torch.where(here, by_logprob[block], 0.0)[:, None])
-                slopes = slopes.to(hidden.dtype)
+                slopes = (slopes if bend is None else slopes.mul_(bend)).to(hidden.dtype)
                 if for_hidden is not None:
                     for_hidden[block] += slopes @ weight[part]
                 if for_weight is not None:
                     for_weight[part].addmm_(slopes.t(), hidden[block], beta=0 if block.start == 0 else 1)
-                del scores, logprobs, slopes  # before the next tile is made
+                del scores, logprobs, slopes, bend  # before the next tile is made
         if for_hidden is not None:
             if ctx.group is not None:
                 dist.all_reduce(for_hidden, group=ctx.group)
             for_hidden = for_hidden.to(hidden.dtype)
-        return for_hidden, for_weight, None, None, None, None, None
+        return for_hidden, for_weight, None, None, None, None, None, None
 
 
 class _Sums:
@@ -194,9 +214,11 @@ class _Sums:
         self.highest[own] = highest
 
 
-def _scores(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+def _scores(hidden: torch.Tensor, weight: torch.Tensor, temperature: float, softcap: float | None) -> torch.Tensor:
     """Compute scores, [N, D], [V, D] -> [N, V], as a new tensor that the caller may modify."""
     scores = _real(hidden @ weight.t())
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
     return scores if temperature == 1 else scores.div_(temperature)
 
 

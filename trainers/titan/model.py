@@ -19,7 +19,7 @@ from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
-from trainers.model.folder import check_heads, check_windows, is_linear, read_hf_config, weight_files, window
+from trainers.model.folder import check_heads, check_windows, heads, is_linear, read_hf_config, weight_files, window
 from trainers.model.merging import scaled
 from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
@@ -105,11 +105,10 @@ class TitanModel:
         self._device = device
         self.dtype = getattr(torch, dtype)
         self._hf = hf = read_hf_config(folder)
-        windows = [window(hf, layer) or max_length for layer in range(hf["num_hidden_layers"])]
         if device.type == "cuda" and self.dtype == torch.float32:
             check_windows(self.folder, hf, max_length)
-        linear = [is_linear(hf, layer) for layer in range(hf["num_hidden_layers"])]
-        if any(linear) and self.sharding.compile:
+        stateless = [layer for layer in range(hf["num_hidden_layers"]) if not is_linear(hf, layer)]
+        if len(stateless) < hf["num_hidden_layers"] and self.sharding.compile:
             raise UsageError(
                 f"{folder} has gated delta layers, which can't be compiled", fix="use trainer.compile=false"
             )
@@ -133,8 +132,8 @@ class TitanModel:
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         # Multiply-adds of attention per squared token, halved because it is causal, without layers whose window is
         # bounded or that keep a state; then the same relative to the multiply-adds of linear layers per token.
-        unbounded = sum(size >= max_length for size in windows) - sum(linear)
-        self.attention_cost: int = unbounded * hf["num_attention_heads"] * hf["head_dim"]
+        unbounded = [heads(hf, layer)[0] for layer in stateless if (window(hf, layer) or max_length) >= max_length]
+        self.attention_cost: int = hf["num_attention_heads"] * sum(unbounded)
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
         embeddings = self.head_parameters * (1 if self.config.enable_weight_tying else 2)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torchtitan.models.common import CosSinRoPE, RoPE
 
-from trainers.model.folder import rope_parameters, rotates
+from trainers.model.folder import heads, rope_parameters, rotates
 
 
 class ScaledRoPE(CosSinRoPE):  # type: ignore[misc]
@@ -47,10 +47,12 @@ class ScaledRoPE(CosSinRoPE):  # type: ignore[misc]
 
 def rope_config(kind: type[RoPE], hf: Mapping[str, Any], layer: int, max_length: int) -> RoPE.Config:
     """Build the config of a layer's rotary positions: of `kind` if that can compute them, else of `ScaledRoPE`."""
-    rope, size = rope_parameters(hf, layer), hf["head_dim"]
+    rope, (size, _) = rope_parameters(hf, layer), heads(hf, layer)
     rotated = int(size * rope["partial_rotary_factor"]) if rotates(hf, layer) else 0
     options: dict[str, Any] = {"dim": rotated, "max_seq_len": max_length, "theta": rope["rope_theta"]}
     scaling = rope["rope_type"]
+    if scaling == "proportional":  # pairs of elements that aren't rotated have the frequency 0
+        options |= {"dim": size, "divisors": (1.0,) * (rotated // 2) + (math.inf,) * (size // 2 - rotated // 2)}
     if scaling == "llama3":
         names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         options |= {"scaling": "llama", "scaling_factor": rope["factor"], **{name: rope[name] for name in names}}
@@ -71,5 +73,5 @@ def rope_config(kind: type[RoPE], hf: Mapping[str, Any], layer: int, max_length:
         options["divisors"] = tuple(rope["long_factor" if max_length > original else "short_factor"])
         growth = max(hf.get("max_position_embeddings", original) / original, 1.0)
         options["magnitude"] = math.sqrt(1 + math.log(growth) / math.log(original))
-    plain = rotated == size and "divisors" not in options
+    plain = options["dim"] == size and "divisors" not in options
     return (kind if plain else ScaledRoPE).Config(**options)

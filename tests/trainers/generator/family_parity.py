@@ -122,7 +122,7 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
 
     model = TitanModel(folder, max_length=256, device=device.torch)
     await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again
-    first_layer = next(iter(layer_shapes(read_hf_config(folder))))
+    first_layer = next(name for name in layer_shapes(read_hf_config(folder)) if name.startswith("q"))
     found["adapted"] = await adapted(LoRASection(targets=[first_layer, "o_proj"]), UPDATES + 2)
     await engine.close()
     return found

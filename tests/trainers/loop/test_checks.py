@@ -301,6 +301,7 @@ def sound(whole: Path, folder: Path, **changes: Any) -> Path:
 
 
 LONGROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}
+GEMMA4: dict[str, Any] = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "sliding_window": 64}
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": 64}
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 GPT_OSS: dict[str, Any] = {
@@ -339,6 +340,12 @@ GPT_OSS: dict[str, Any] = {
         (GPT_OSS | {"attention_bias": False}, "attention_bias=False"),
         (GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding windows in other layers"),
         (GPT_OSS | {"rope_scaling": None}, "rotary positions scaled by 'default'"),
+        (GEMMA4 | {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        (GEMMA4 | {"num_kv_shared_layers": 1}, "num_kv_shared_layers"),
+        (GEMMA4 | {"enable_moe_block": True}, "enable_moe_block"),
+        (GEMMA4 | {"num_experts": 8}, "num_experts"),
+        (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        (GEMMA4 | {"per_layer_config": {"0": {"sliding_window": 64}}}, "per_layer_config"),
     ],
 )
 def test_unsupported_checkpoint_is_refused(whole: Path, tmp_path: Path, changes: dict[str, Any], feature: str) -> None:
@@ -360,6 +367,7 @@ DELTA = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full
     ("changes", "role", "reason"),
     [
         (GEMMA, "trainer", "sliding-window attention"),
+        (GEMMA4, "trainer", "sliding-window attention"),
         ({"model_type": "phi3", "sliding_window": 64}, "trainer", "sliding-window attention"),
         (GPT_OSS, "trainer", "sliding-window attention"),
         (DELTA, "generator", "gated delta layers"),
@@ -447,6 +455,11 @@ def test_experts_are_not_split_over_tensor_parallel_processes() -> None:
     mixture = {"num_experts": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
     with pytest.raises(UsageError, match="tensor_parallel_degree=2: TorchTitan's gradients differ"):
         check_heads(mixture, 2)
+
+
+def test_layers_of_gemma_4_are_not_split_over_tensor_parallel_processes() -> None:
+    with pytest.raises(UsageError, match="tensor_parallel_degree=2: layers of Gemma 4 are not split"):
+        check_heads(GEMMA4 | {"num_attention_heads": 4, "num_key_value_heads": 2}, 2)
 
 
 @pytest.mark.stack

@@ -39,6 +39,18 @@ _GEMMA = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "query_pre_attn_scalar": 24,
 }
+_GEMMA4 = {
+    "model_type": "gemma4_text",
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 3,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "rope_theta": None,
+    "global_head_dim": 64,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 5.0,
+    "use_bidirectional_attention": "vision",
+}
 _DELTA = {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -79,6 +91,8 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     },
+    "Gemma 4": {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "Gemma 4, values": _GEMMA4,
     "Qwen 3.5": {"model_type": "qwen3_5_text", "tie_word_embeddings": True, **_DELTA},
     "Qwen 3.5 MoE": {
         "model_type": "qwen3_5_moe_text",
@@ -109,7 +123,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 
 
 def write_checkpoint(name: str, folder: Path, *, shards: bool = False, **changes: Any) -> Path:
-    """A Hugging Face folder without a tokenizer; every weight is random, norms and biases too.
+    """A Hugging Face folder without a tokenizer; every weight is random, norms, biases and scales too.
 
     Args:
         name: of `CHECKPOINTS`.
@@ -126,8 +140,13 @@ def write_checkpoint(name: str, folder: Path, *, shards: bool = False, **changes
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
+        scales = [buffer for key, buffer in model.named_buffers() if key.endswith("layer_scalar")]
+        for parameter in [*model.parameters(), *scales]:
             parameter.add_(0.1 * torch.randn_like(parameter))
+        if values["model_type"] == "gemma4_text":  # whose norms of keys have the scale of scores
+            for key, parameter in model.named_parameters():
+                if key.endswith("k_norm.weight"):
+                    parameter.mul_(parameter.numel() ** -0.5)
     model.save_pretrained(folder, max_shard_size="100KB" if shards else "5GB")
     return folder
 

@@ -26,7 +26,7 @@ VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2
 SIGLIP = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 
 
-@pytest.fixture(scope="module", params=["Qwen 3.5", "Qwen 3.5 MoE", "Gemma 3, scaled"])
+@pytest.fixture(scope="module", params=["Qwen 3.5", "Qwen 3.5 MoE", "Gemma 3, scaled", "Gemma 4"])
 def seeing(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A folder with a vision part and a draft head."""
     from safetensors.torch import load_file, save_file

@@ -165,7 +165,7 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     tied = folders["tied"]
     for kind, folder in folders.items():
         seen[f"fsdp {kind}"] = observe(engine(folder, {} if kind == "tied" else FSDP))
-        if "mixture" not in kind and kind != "delta":  # refused
+        if "mixture" not in kind and kind not in ("delta", "capped"):  # refused
             seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
         if "delta" not in kind:
             seen[f"context {kind}"] = observe(engine(folder, CONTEXT))

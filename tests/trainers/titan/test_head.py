@@ -20,10 +20,16 @@ pytestmark = pytest.mark.stack
 
 
 def plain(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float = 1.0,
+    softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By the definition, from all scores at once."""
-    logprobs = torch.log_softmax(hidden @ weight.t() / temperature, -1)
+    scores = hidden @ weight.t()
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    logprobs = torch.log_softmax(scores / temperature, -1)
     return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
@@ -46,12 +52,20 @@ def inputs(
     vocabulary=st.integers(1, 30),
     tile=st.tuples(st.integers(1, 12), st.integers(1, 40)),
     temperature=st.sampled_from([1.0, 0.3, 2.0]),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
     scale=st.sampled_from([1e-3, 1.0, 100.0]),
     used=st.sampled_from(["logprobs", "entropy", "both"]),
     seed=st.integers(0, 1000),
 )
 def test_tiles_of_any_size_give_what_all_scores_give(
-    count: int, vocabulary: int, tile: tuple[int, int], temperature: float, scale: float, used: str, seed: int
+    count: int,
+    vocabulary: int,
+    tile: tuple[int, int],
+    temperature: float,
+    softcap: float | None,
+    scale: float,
+    used: str,
+    seed: int,
 ) -> None:
     hidden, weight, targets = inputs(count, vocabulary, seed, scale=scale)
     factors = torch.linspace(-1, 2, count, dtype=torch.float64)
@@ -61,18 +75,19 @@ def test_tiles_of_any_size_give_what_all_scores_give(
         total = {"logprobs": logprobs, "entropy": entropy, "both": logprobs + entropy.square()}[used]
         return [*values, *torch.autograd.grad((factors * total).sum(), (hidden, weight))]
 
-    expected = observe(plain(hidden, weight, targets, temperature))
-    found = observe(logprobs_and_entropy(hidden, weight, targets, temperature, tile=tile))
+    expected = observe(plain(hidden, weight, targets, temperature, softcap))
+    found = observe(logprobs_and_entropy(hidden, weight, targets, temperature, softcap=softcap, tile=tile))
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-8, rtol=1e-8)
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("tile", [None, (2, 3)])
-def test_gradients_are_those_of_finite_differences(tile: tuple[int, int] | None) -> None:
+def test_gradients_are_those_of_finite_differences(tile: tuple[int, int] | None, softcap: float | None) -> None:
     hidden, weight, targets = inputs(4, 7, 0)
 
     def call(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return logprobs_and_entropy(hidden, weight, targets, 0.8, tile=tile)
+        return logprobs_and_entropy(hidden, weight, targets, 0.8, softcap=softcap, tile=tile)
 
     assert torch.autograd.gradcheck(call, (hidden, weight))
 

@@ -24,7 +24,7 @@ from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
 from tests.trainers.model.checkpoints import CHECKPOINTS, VOCABULARY, their_logprobs, write_checkpoint
 from trainers.losses.sft import SFTLoss
-from trainers.model.adapter import CONFIG, FOLDER, WEIGHTS, check_base, layer_shapes, targets
+from trainers.model.adapter import CONFIG, FOLDER, PREFIX, WEIGHTS, block_shapes, check_base, targets
 from trainers.model.folder import read_hf_config
 from trainers.model.merging import whole_weights
 from trainers.titan.device import use_device
@@ -168,9 +168,12 @@ def test_frozen_weights_cost_two_thirds_of_trained_ones(folder: Path) -> None:
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_layers_are_those_of_the_model_that_is_built(name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(name, tmp_path)
-    adapters = engine(folder).model.adapters
-    built = {layer.peft.rpartition(".")[2]: (layer.out, layer.into) for layer in adapters.layers}
-    assert built == layer_shapes(read_hf_config(folder))
+    hf, adapters = read_hf_config(folder), engine(folder).model.adapters
+    built: list[dict[str, tuple[int, int]]] = [{} for _ in range(hf["num_hidden_layers"])]
+    for layer in adapters.layers:
+        _, block, *_, name = layer.peft.removeprefix(PREFIX + "model.").split(".")
+        built[int(block)][name] = layer.out, layer.into
+    assert built == [block_shapes(hf, block) for block in range(len(built))]
 
 
 @settings(max_examples=20, deadline=None)

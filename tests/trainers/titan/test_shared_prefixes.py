@@ -146,6 +146,15 @@ def test_sinks_see_no_difference(tmp_path: Path) -> None:
     check_alike(separate, shared, tree(12, 7))
 
 
+def test_keys_that_are_values_see_no_difference(tmp_path: Path) -> None:
+    windows = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    sizes = {"global_head_dim": 64, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+    changes = {"model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "attention_k_eq_v": True}
+    folder = model_folder(tmp_path, **changes, **windows, **sizes, final_logit_softcapping=5.0)
+    separate, shared = engine(folder, apart=True), engine(folder)
+    check_alike(separate, shared, tree(12, 7))
+
+
 def test_states_of_gated_delta_layers_see_no_difference(tmp_path: Path) -> None:
     sizes = {"linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_value_head_dim": 16}
     layers = {"layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4}
