@@ -1,7 +1,7 @@
 """Check forge-env on a GPU or a CPU: kernels, agreement of trainer and generator, speed, learning, failures, resume.
 
 make accept-gpu                                     one GPU of 80 GB, no network
-python -m benchmarks accept --device cpu            the same stages but `compile`, with smaller models and fewer steps
+python -m benchmarks accept --device cpu            the same without `compile`, with smaller models, fewer steps
 python -m benchmarks accept --stages machine speed  some stages only
 
 Each stage runs in a separate process; if it fails, the next one still runs. The stage `speed` uses random weights in
@@ -52,7 +52,7 @@ from trainers.rehearsal.acceptance import START_S, Stage, Training, failures, ou
 TIMEOUT_S = 900
 """Seconds after which a stage is killed and fails."""
 RUN_S, FAMILY_S = 720, 240
-"""Seconds after which a training run, or the process of a model family, is ended and its stage fails."""
+"""Time limits of a training run and of a model family's process; beyond them, the stage fails."""
 QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, hidden_dim=3072, rope_theta=1e6)
 VOCABULARY = {"cuda": 151936, "cpu": 4096}
 SHAPES = {"cuda": QWEN3_0_6B, "cpu": TinyModel()}
@@ -230,31 +230,32 @@ def check_families(options: Options) -> Stage:
     pairs = [("Llama 3.2", "float32")]
     if options.on_gpu:
         pairs = list(itertools.product(CHECKPOINTS, ("float32", "bfloat16")))
-        pairs = [pair for pair in pairs if pair[1] == "bfloat16" or in_float32_on_gpu(CHECKPOINTS[pair[0]])]
+        pairs = [pair for pair in pairs if pair[1] == "bfloat16" or supports_float32_on_gpu(CHECKPOINTS[pair[0]])]
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch, ThreadPoolExecutor(8) as pool:
-        for (name, dtype), taken in zip(pairs, pool.map(partial(family, options, Path(scratch)), pairs), strict=True):
-            if isinstance(taken, str):
-                stage.figures[f"{name}, {dtype}: error"] = taken
-                stage.at_least(f"{name}, {dtype}: has run", 0, 1)
+        results = pool.map(partial(compare_family, options, Path(scratch)), pairs)
+        for (name, dtype), result in zip(pairs, results, strict=True):
+            if isinstance(result, str):
+                stage.figures[f"{name}, {dtype}: error"] = result
+                stage.at_least(f"{name}, {dtype}: completed", 0, 1)
                 continue
-            stage.at_most(f"{name}, {dtype}: mean mismatch", taken[0], 2e-3 if dtype == "float32" else 0.03)
-            stage.figures[f"{name}, {dtype}: largest mismatch"] = taken[1]
+            stage.at_most(f"{name}, {dtype}: mean mismatch", result[0], 2e-3 if dtype == "float32" else 0.03)
+            stage.figures[f"{name}, {dtype}: largest mismatch"] = result[1]
     return stage
 
 
-def in_float32_on_gpu(shape: Mapping[str, Any]) -> bool:
-    """Whether a family runs in float32 on a GPU: it has no gated delta layers, and no windows below 256 tokens."""
+def supports_float32_on_gpu(shape: Mapping[str, Any]) -> bool:
+    """Whether a model runs in float32 on a GPU: without gated delta layers, and without windows below 256 tokens."""
     return "linear_key_head_dim" not in shape and (shape.get("sliding_window") or 256) >= 256
 
 
-def family(options: Options, scratch: Path, pair: tuple[str, str]) -> list[float] | str:
-    """Mean and largest mismatch of a small model of a family, from a separate process; or its error."""
+def compare_family(options: Options, scratch: Path, pair: tuple[str, str]) -> list[float] | str:
+    """Run `one_family` in a process; return the mean and the largest mismatch, or the error."""
     report = scratch / f"{' '.join(pair)}.json"
     command = call("benchmarks.accept:one_family", *pair, options.device, str(report))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FAMILY_S)
     except subprocess.TimeoutExpired:
-        return f"did not end within {FAMILY_S} s"
+        return f"took more than {FAMILY_S} s"
     if done.returncode == 0:
         result: list[float] = json.loads(report.read_text())
         return result
@@ -263,7 +264,7 @@ def family(options: Options, scratch: Path, pair: tuple[str, str]) -> list[float
 
 
 def one_family(name: str, dtype: str, device: str, report: str) -> None:
-    """Write the mean and the largest mismatch of a small model of a family after weight updates."""
+    """Compare vLLM with the trainer for a small model of a family; write the mean and the largest mismatch."""
     from tests.trainers.model.checkpoints import write_checkpoint
     from trainers.generator.arguments import engine_arguments
     from trainers.generator.generator import import_engine
@@ -278,12 +279,12 @@ def one_family(name: str, dtype: str, device: str, report: str) -> None:
         config.generator.enforce_eager = True
         config.generator.max_num_seqs = 8
         arguments = engine_arguments(config, folder)
-        apart = asyncio.run(mismatch_of_family(folder, arguments, dtype, device))
-    write_whole(Path(report), json.dumps([float(apart.mean()), float(apart.max())]))
+        mismatch = asyncio.run(mismatch_of_family(folder, arguments, dtype, device))
+    write_whole(Path(report), json.dumps([float(mismatch.mean()), float(mismatch.max())]))
 
 
 async def mismatch_of_family(folder: Path, arguments: dict[str, Any], dtype: str, device: str) -> Any:
-    """Differences between the log-probs of an engine and of a model in this process after five weight updates."""
+    """Return how far the log-probs of vLLM and of the trainer's model differ after five weight updates."""
     import numpy as np
     import torch
 
@@ -312,9 +313,9 @@ async def mismatch_of_family(folder: Path, arguments: dict[str, Any], dtype: str
         await engine.load_weights(lambda: [(part.name, part.values) for part in model.published()], version)
     assert any(len(set(each.versions.tolist())) > 1 for each in await in_flight), "no update arrived during a request"
     completions = await complete(40)
-    trained = np.concatenate(scorer.logprobs([segment(each) for each in completions]))
+    expected = np.concatenate(scorer.logprobs([segment(each) for each in completions]))
     await engine.close()
-    return abs(trained - np.concatenate([each.logprobs for each in completions]))
+    return abs(expected - np.concatenate([each.logprobs for each in completions]))
 
 
 def check_learning(options: Options) -> Stage:
@@ -326,7 +327,7 @@ def check_learning(options: Options) -> Stage:
 
 
 def check_variant(options: Options, name: str, file: str, overrides: Sequence[str]) -> Stage:
-    """Train a few steps with another setting; the run's self-checks must pass."""
+    """Train a few steps with a changed setting; the run's self-checks must pass."""
     small = (
         ["grpo.steps=6", "evaluation.num_tasks=64", "evaluation.extra_splits=[]"]
         if options.on_gpu
@@ -347,7 +348,7 @@ def check_language_model(options: Options) -> Stage:
 
 
 def train(name: str, options: Options, overrides: Sequence[str], file: str = "coding_rlvr") -> tuple[Stage, Any]:
-    """Train with a recipe to its end; return figures, with the checks that apply to every run, and its summary."""
+    """Run a recipe to its end; return a stage with the checks of every run, and the run's summary."""
     stage, folder = Stage(), options.out / f"accept-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     started = time.perf_counter()

@@ -54,10 +54,10 @@ def user_path(text: str) -> Path:
     """Expand `~` and `~name` in a path given by the user.
 
     Raises:
-        UsageError: the home folder is unknown, or no file can have this name.
+        UsageError: the home folder is unknown, or a file name in the path is not possible.
     """
     if "\0" in text or any(len(part.encode(errors="replace")) > LONGEST_NAME for part in text.split("/")):
-        fix = f"a name in it has at most {LONGEST_NAME} bytes, and no NUL character"
+        fix = f"a file name has at most {LONGEST_NAME} bytes and no NUL character"
         raise UsageError(f"{shown(text)} can't be a path", fix=fix)
     try:
         return Path(text).expanduser()

@@ -75,7 +75,7 @@ def test_a_stage_of_the_gpu_check_fails_with_its_reason(code: int | str, check: 
     assert f"| speed | {expected}" in "\n".join(accept.report([stage]))
 
 
-def test_a_stage_that_did_not_run_is_no_pass() -> None:
+def test_a_skipped_stage_is_not_a_pass() -> None:
     stage = {"stage": "language-model", "code": 0, "checks": [], "figures": {"skipped": "no model"}}
     assert accept.outcome(stage) == "SKIPPED: no model"
 

@@ -46,7 +46,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 def number(text: str) -> float:
-    """Parse the finite number of a flag; `ValueError` if it is none."""
+    """Parse a finite number; raise `ValueError` for anything else."""
     if not math.isfinite(value := float(text)):
         raise ValueError(text)
     return value

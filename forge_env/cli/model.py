@@ -44,11 +44,11 @@ def add_arguments(parser: Parser) -> None:
 
     convert = actions.add_parser(
         "convert",
-        help="convert a GGUF file, or the text part of a model with vision, to a checkpoint folder",
+        help="convert a GGUF file, or a checkpoint with vision or in MXFP4, to a folder that can be trained",
         description="Convert a GGUF file, the format of llama.cpp, to a Hugging Face folder in bfloat16 that can be "
         "trained and evaluated. Precision lost to quantization is not restored; the rounding error is printed. "
-        "If FROM is a folder of Qwen 3.5, Gemma 3 or Gemma 4 with a vision part, its text part is written. The MXFP4 "
-        "weights of a gpt-oss folder are written in bfloat16.",
+        "FROM may also be a checkpoint folder: of Qwen 3.5, Gemma 3 or Gemma 4 with a vision part, the text part is "
+        "written; the MXFP4 weights of gpt-oss are written in bfloat16.",
     )
     convert.add_argument("file", metavar="FROM", help="a .gguf file, or a checkpoint folder")
     convert.add_argument("out", metavar="TO", help="folder to write, which must not exist")

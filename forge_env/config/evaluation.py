@@ -249,7 +249,7 @@ def endpoint_url(base_url: str) -> httpx2.URL:
         )
         raise UsageError(f"{redact(base_url)!r} is not the address of an endpoint", fix=redact(hint))
     if url.port is not None and url.port > 65_535:
-        raise UsageError(f"the address of {url.host} has port {url.port}", fix="a port is at most 65535")
+        raise UsageError(f"the address of {url.host} has port {url.port}", fix="use a port from 1 to 65535")
     if url.query or url.fragment:
         raise _unsent(f"the address of {url.host}", "a query" if url.query else "a fragment")
     return url

@@ -51,7 +51,7 @@ FLOAT = re.compile(
 )
 """Accepts numbers without a decimal point or without a sign in the exponent, which are text in YAML 1.1."""
 TOML = re.compile(r"""\[[\w."'-]+\]|\[\[[\w."'-]+\]\]|[\w."'-]+\s*=.*""")
-"""First line of a TOML file."""
+"""Pattern of the first line of a TOML file."""
 MAX_VALUES = 100_000
 """Maximum keys and values in one file, with aliases expanded."""
 MAX_NESTED = 100
@@ -254,8 +254,8 @@ class Source:
         ]
         hint = f" (did you mean {keys[0]}?" if keys else ""
         hint += f" Also possible: {', '.join(keys[1:])}" if keys[1:] else ""
-        said = ": ".join(filter(None, [location, problem.text]))
-        return forced, line, f"{said}{hint}{')' if hint else ''}"
+        message = ": ".join(filter(None, [location, problem.text]))
+        return forced, line, f"{message}{hint}{')' if hint else ''}"
 
     @contextmanager
     def locating(self) -> Iterator[None]:
@@ -317,13 +317,13 @@ def parse(text: str, name: str) -> Source:
     if data is None:
         raise ConfigError(f"{name} is empty", fix="write `key: value` in it; `forge-env config` shows an example")
     if not isinstance(data, dict):
-        what = f"{name}: should be a mapping of keys to values, not a {type(data).__name__}"
-        raise ConfigError(what, fix=_toml_fix(text))
+        message = f"{name}: should be a mapping of keys to values, not a {type(data).__name__}"
+        raise ConfigError(message, fix=_toml_fix(text))
     return Source(name, without_schema(data, name), dict(_lines(node, ())))
 
 
 def _toml_fix(text: str) -> str | None:
-    """Advice on a text that is TOML, or None."""
+    """Return advice if a text looks like TOML, else None."""
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     if not TOML.fullmatch(first.strip()) or "=" not in text:
         return None
@@ -439,38 +439,39 @@ def build(model: type[M], source: Source, overrides: Iterable[tuple[str, Any]] =
 
 def validate(model: type[M], data: Any, source: Source, at: KeyPath = ()) -> M:
     """Validate `data`, the value of the key `at` in `source`, as a model."""
-    flags = [*_flags(model, data, at)]
+    booleans = [*_booleans(model, data, at)]
     try:
         result = model.model_validate(data)
     except ValidationError as error:
         mistakes = [*problems(error, model, data, at)]
-        named = {problem.path for problem in mistakes}
-        raise source.refuse([*mistakes, *(flag for flag in flags if flag.path not in named)], error) from error
-    if flags:
-        raise source.refuse(flags)
+        reported = {problem.path for problem in mistakes}
+        mistakes += [problem for problem in booleans if problem.path not in reported]
+        raise source.refuse(mistakes, error) from error
+    if booleans:
+        raise source.refuse(booleans)
     return result
 
 
-def _flags(model: Any, data: Any, at: KeyPath) -> Iterator[Problem]:
-    """Yield the booleans in `data` that are given for numbers: pydantic converts them to 0 and 1."""
+def _booleans(model: Any, data: Any, at: KeyPath) -> Iterator[Problem]:
+    """Yield a problem for each boolean in `data` that should be a number; pydantic would convert it to 0 or 1."""
     for name, info in fields_of(model).items() if isinstance(data, Mapping) else ():
         if info is not None:
-            yield from _flags_in(info.annotation, data.get(name), (*at, name))
+            yield from _booleans_in(info.annotation, data.get(name), (*at, name))
 
 
-def _flags_in(annotation: Any, value: Any, at: KeyPath) -> Iterator[Problem]:
+def _booleans_in(annotation: Any, value: Any, at: KeyPath) -> Iterator[Problem]:
     kinds = {get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _members(annotation)}
     if isinstance(value, bool):
         if kinds & {int, float} and bool not in kinds:
             yield Problem(at, f"should be a number, not {value}")
     elif isinstance(value, Mapping):
         for kind in kinds:
-            yield from _flags(kind, value, at)
+            yield from _booleans(kind, value, at)
     elif isinstance(value, list | tuple):
         for kind in kinds:
             if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Sequence):
                 for index, item in enumerate(value):
-                    yield from _flags_in(get_args(kind)[0], item, (*at, str(index)))
+                    yield from _booleans_in(get_args(kind)[0], item, (*at, str(index)))
 
 
 def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", owner: str = "") -> Any:
@@ -490,7 +491,7 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", o
     mistakes = [] if accepts_any else unknown(options, known, path)
     needed = [name for name, default in known.items() if default is inspect.Parameter.empty]
     mistakes += [_missing((*path, name)) for name in needed if name not in options]
-    mistakes += _flags(make, options, path)
+    mistakes += _booleans(make, options, path)
     if mistakes:
         raise source.refuse(mistakes)
     try:
@@ -543,14 +544,14 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
             yield _missing(path, *examples[:1])
         elif isinstance(item["input"], bool | int | float) and (item["type"] == "string_type" or "'" in text):
             yield Problem(path, f"{text}: quote it")
-        elif item["type"] == "model_type" and isinstance(item["input"], str) and (name := _named_by(model, inner)):
+        elif item["type"] == "model_type" and isinstance(item["input"], str) and (name := _main_key(model, inner)):
             yield Problem(path, f"{text} (write `{path[-1]}: {{{name}: {item['input']}}}`)")
         else:
             yield Problem(path, text)
 
 
-def _named_by(model: Any, path: KeyPath) -> str | None:
-    """The key of a section that a value given instead of the section probably means."""
+def _main_key(model: Any, path: KeyPath) -> str | None:
+    """Return the key of a section that a plain value is probably meant for, such as `name` in `loss: gspo`."""
     known = {name for kind in _models(model, path) for name in fields_of(kind)}
     return next((name for name in ("name", "path", "engine", "rank") if name in known), None)
 

@@ -233,8 +233,8 @@ separate processes, which schedule the next step during the current one; `auto`:
     hosts: Positive = 1
     """Hosts that the processes of one engine are spread over."""
     with_gpus: bool = False
-    """One GPU per process. If unset: true with job.kind=local on a machine with a GPU and torch built for GPUs, \
-where `threads` is then ignored."""
+    """One GPU per process. If unset: true with job.kind=local on a machine with a GPU and torch built for GPUs; \
+`threads` is then ignored."""
     max_num_seqs: Positive = 128
     """Maximum sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9
@@ -727,7 +727,7 @@ class RunConfig(Section):
         if not (gpus := len(machine.gpus())):
             return self
         for name in unset:
-            # a recipe for CPUs may set threads; a GPU has no use for them, but a reference model on the CPU has
+            # GPUs ignore the threads of a recipe for CPUs; a reference model on the CPU needs the trainer's
             keep = name == "trainer" and self.has_reference and not reference.with_gpus and reference.procs == 1
             threads = {} if keep else {"threads": 1}
             setattr(self, name, sections[name].model_copy(update={"with_gpus": True, **threads}))

@@ -109,7 +109,7 @@ class VLLMServer:
             "VLLM_NO_USAGE_STATS": "1",
             "GLOO_SOCKET_IFNAME": "lo",  # otherwise torch listens on the host name's network
             "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
-            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the first start, and ignores the seeds of requests
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled at the first start, and ignores requests' seeds
             **(_cpu_environment() if on_cpu else {}),
             **os.environ,
             "VLLM_API_KEY": "",  # the socket's folder admits this user only; samples send no key
@@ -123,7 +123,7 @@ class VLLMServer:
             if not fast_in_bfloat16():
                 defaults["--dtype"] = ["float32"]
         else:
-            # the other kernel of gated delta layers is compiled at the first request
+            # FlashInfer's kernel for gated delta layers is compiled at the first request
             defaults["--gdn-prefill-backend"] = ["triton"]
         overridden = {argument.partition("=")[0] for argument in self._args}
         chosen = [item for flag, values in defaults.items() if flag not in overridden for item in (flag, *values)]

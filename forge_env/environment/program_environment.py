@@ -119,7 +119,7 @@ class ProgramEnvironment(SandboxEnvironment):
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
         if isinstance(self.command, str):
-            fix = f"set `command = {tuple(self.command.split())}`, one text for each argument"
+            fix = f"set `command = {tuple(self.command.split())}`, one string for each argument"
             raise UsageError(f"{type(self).__name__}.command is a string", fix=fix)
         self._access: Access | None = None
         self._program: asyncio.Task[ExecResult] | None = None

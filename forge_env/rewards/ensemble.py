@@ -14,7 +14,7 @@ from typing import Any
 
 from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import UsageError
-from forge_env.rewards.rubric import inputs_of, listed, name_of
+from forge_env.rewards.rubric import as_sequence, inputs_of, name_of
 
 INPUTS = ("prompt", "response", "target")
 """Names of a verifier's parameters."""
@@ -47,7 +47,7 @@ class Ensemble:
         *,
         prior: float = 0.5,
     ) -> None:
-        verifiers = listed(verifiers)
+        verifiers = as_sequence(verifiers)
         accuracies = [0.75] * len(verifiers) if accuracies is None else list(accuracies)
         if len(accuracies) != len(verifiers):
             raise UsageError(f"an ensemble has {len(verifiers)} verifiers but {len(accuracies)} accuracies")

@@ -167,7 +167,7 @@ class Rubric:
             )
         pairs = zip([*chosen, *unweighted], [*weights, *(0.0 for _ in unweighted)], strict=True)
         self._scorers = [_scorer(name, function, weight) for (name, function), weight in pairs]
-        weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in listed(group)]
+        weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in as_sequence(group)]
         self._group_scorers = [
             _scorer(name_of(function), function, weight, INJECTED_GROUP) for function, weight in weighted
         ]
@@ -345,16 +345,16 @@ def _with_names(
 ) -> list[tuple[str, RewardFunction]]:
     if isinstance(functions, Mapping):
         return list(functions.items())
-    return [(name_of(function), function) for function in listed(functions)]
+    return [(name_of(function), function) for function in as_sequence(functions)]
 
 
-def listed(functions: RewardFunction | Sequence[RewardFunction]) -> Sequence[RewardFunction]:
-    """One function, or several, as a sequence."""
+def as_sequence(functions: RewardFunction | Sequence[RewardFunction]) -> Sequence[RewardFunction]:
+    """Return one or several functions as a sequence."""
     return functions if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
 
 
 def name_of(function: RewardFunction) -> str:
-    """The name of a function, or of a callable object's class."""
+    """Return the name of a function, or of a callable object's class."""
     return getattr(function, "__name__", None) or type(function).__name__
 
 
@@ -367,14 +367,14 @@ def _scorer(name: str, function: RewardFunction, weight: float, injected: tuple[
 
 
 def inputs_of(kind: str, name: str, function: Any, known: Sequence[str]) -> tuple[str, ...]:
-    """The names in `known` that a function's parameters select; a parameter `**` selects all, except `self`.
+    """Return the names in `known` that a function takes as parameters; `**` takes all except `self`.
 
     Args:
-        kind: the kind of function, for errors.
+        kind: kind of function, for error messages.
 
     Raises:
-        UsageError: it is not a function, a parameter is not known or takes no name, or `completion` and `answer` are
-            both selected.
+        UsageError: it is not a function, a parameter is unknown or positional-only, or it takes `answer` together with
+            `completion` or `response`.
     """
     if isinstance(function, str):
         module, _, attribute = function.rpartition(":")
@@ -385,15 +385,15 @@ def inputs_of(kind: str, name: str, function: Any, known: Sequence[str]) -> tupl
         raise UsageError(f"{shown(function)} is not a {kind}", fix="give a function, or a list of them")
     if inspect.isclass(function):
         raise UsageError(f"{kind} {name!r} is a class", fix=f"write {function.__name__}()")
-    what, listed = f"{kind} {name!r}", f"known: {', '.join(known)}"
+    label, hint = f"{kind} {name!r}", f"known: {', '.join(known)}"
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:  # some built-in functions
-        fix = f"call it in a function with named parameters; {listed}"
-        raise UsageError(f"the parameters of {what} have no names", fix=fix) from error
+        fix = f"wrap it in a function with named parameters; {hint}"
+        raise UsageError(f"the parameters of {label} have no names", fix=fix) from error
     if "answer" in parameters and (others := parameters.keys() & {"completion", "response"}) and "answer" in known:
         raise UsageError(
-            f"{what} takes `{others.pop()}` and `answer`, which are both the agent's reply",
+            f"{label} takes `{others.pop()}` and `answer`, which are both the agent's reply",
             fix="use `target` instead of `answer`: it is the task's answer, also from a column `answer`",
         )
     selected: list[str] = []
@@ -402,10 +402,10 @@ def inputs_of(kind: str, name: str, function: Any, known: Sequence[str]) -> tupl
             return tuple(key for key in known if key != "self")
         if name in known and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             mark = "/" if parameter.kind is parameter.POSITIONAL_ONLY else "*"
-            fix = f"remove the `{mark}`: inputs are given by name"
-            raise UsageError(f"{what} takes `{name}` by position only", fix=fix)
+            fix = f"remove the `{mark}`: inputs are passed by name"
+            raise UsageError(f"{label} takes `{name}` by position only", fix=fix)
         if name in known:
             selected.append(name)
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
-            raise UsageError(f"{what} has an unknown parameter {name!r}", fix=listed)
+            raise UsageError(f"{label} has an unknown parameter {name!r}", fix=hint)
     return tuple(selected)

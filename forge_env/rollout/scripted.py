@@ -70,7 +70,7 @@ class ReplayPolicy(Policy):
 
     def __init__(self, actions: Sequence[Message | str] = ("",)) -> None:
         if isinstance(actions, str):
-            raise UsageError("the actions of a ReplayPolicy are a string", fix="give a list, with one for each turn")
+            raise UsageError("the actions of a ReplayPolicy are a string", fix="give a list of actions, one a turn")
         self._messages = [as_message(action) for action in actions]
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(\S+)\s*")
 _WORD = re.compile(r"""(?:[^\s\\'"]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
-"""A word of a shell's command with its quotes, which may hold blanks."""
+"""A word of a shell command; quotes in it may contain blanks."""
 _HEREDOC = re.compile(r"\d*<<(-?)([^<]+)")
 _WITH_HEREDOC = ("RUN", "COPY", "ADD")
 

@@ -112,8 +112,8 @@ class SandboxSpec:
     def __post_init__(self) -> None:
         for name, kind in {"image": str, "network": bool, "origin": str, "base": str}.items():
             if not isinstance(value := getattr(self, name), kind):
-                what = "a text" if kind is str else "True or False"
-                raise UsageError(f"{name}={value!r} is not {what}", fix=f"give {what}")
+                expected = "a string" if kind is str else "True or False"
+                raise UsageError(f"{name}={value!r} is not {expected}", fix=f"give {expected}")
         named = {"allow": "hosts", "packages": "packages", "preload": "modules", "writable": "folders"}
         for name, what in named.items():
             if isinstance(value := getattr(self, name), str):

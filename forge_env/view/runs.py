@@ -63,9 +63,9 @@ POINTS = 80
 """Points of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
 LIVE_S = 3_600.0
-"""Maximum seconds between two writes of a live run, of which one may only append to a file."""
+"""Seconds after its last change for which a run's files are checked again; an append does not change their folder."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""Errors of a file that does not exist."""
+"""Error codes of a file that does not exist."""
 LARGEST_VOCABULARY = 64 << 20
 """Maximum bytes of a tokenizer that is read."""
 
@@ -446,13 +446,13 @@ def is_run(path: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A folder in the list of runs, as last looked at."""
+class FolderState:
+    """State of a folder at the last listing of runs."""
 
     stamp: int
-    """When a file in it was last made, replaced or removed, in nanoseconds."""
+    """Time at which a file in it was last created, replaced or removed, in nanoseconds."""
     changed: float | None
-    """When its files were last written; None: it is not a run."""
+    """Time of the last write to its files; None: it is not a run."""
 
 
 class Runs:
@@ -468,7 +468,7 @@ class Runs:
         self.single = is_run(root)
         self._open: OrderedDict[str, RunView] = OrderedDict()
         self._lock = threading.Lock()
-        self._seen: dict[str, Seen] = {}
+        self._states: dict[str, FolderState] = {}
 
     def path(self, name: str) -> Path:
         """Return the path of a run with this name, whether or not it exists."""
@@ -505,20 +505,20 @@ class Runs:
                 )
         except OSError:
             return [], 0
-        self._seen = {entry.name: self._look(entry) for entry in folders[:MOST_LISTED]}
-        runs = [(seen.changed, name) for name, seen in self._seen.items() if seen.changed is not None]
+        self._states = {entry.name: self._state(entry) for entry in folders[:MOST_LISTED]}
+        runs = [(state.changed, name) for name, state in self._states.items() if state.changed is not None]
         return [name for _, name in sorted(runs, reverse=True)], MOST_LISTED if len(folders) > MOST_LISTED else 0
 
-    def _look(self, entry: os.DirEntry[str]) -> Seen:
-        """Return when a folder's files changed: as last seen, unless a file was made or replaced, or may have grown."""
+    def _state(self, entry: os.DirEntry[str]) -> FolderState:
+        """Return a folder's state: that of the last listing, if no file can have changed since."""
         try:
             stamp = entry.stat().st_ctime_ns
         except OSError:
             stamp = 0
-        seen = self._seen.get(entry.name)
-        if seen is not None and seen.stamp == stamp and max(stamp / 1e9, seen.changed or 0) < time.time() - LIVE_S:
-            return seen
-        return Seen(stamp, _changed(entry.path))
+        last = self._states.get(entry.name)
+        if last is not None and last.stamp == stamp and max(stamp / 1e9, last.changed or 0) < time.time() - LIVE_S:
+            return last
+        return FolderState(stamp, _changed(entry.path))
 
     def figures(self, run: RunView) -> Figures:
         """Return the list's figures of a run, from the cache if its files have not changed."""
@@ -537,7 +537,7 @@ class Runs:
 
 
 def _changed(path: str) -> float | None:
-    """Return when the files of a run were written, 0 if they can't be read, or None if the folder has none of them."""
+    """Return the time of the last write to a run's files: 0 if they can't be read, None if there are none."""
     latest: float | None = None
     for mark in MARKS:
         try:
@@ -545,6 +545,6 @@ def _changed(path: str) -> float | None:
         except OSError as error:
             if error.errno not in ABSENT:
                 latest = latest or 0.0
-        except ValueError:  # a name that no file can have
+        except ValueError:  # not a valid file name
             return None
     return latest

@@ -132,7 +132,7 @@ def load_adapters(model: nn.Module, published: Mapping[str, torch.Tensor]) -> No
 
 
 def _keys_are_values(model: Any, name: str) -> bool:
-    """Whether a layer of Gemma 4 has no projection to values in the model's files."""
+    """Whether a layer of Gemma 4 has no value projection in the model's files."""
     config: Any = getattr(model, "config", None)
     number = re.search(r"\.layers\.(\d+)\.", name)
     if number is None or not getattr(config, "attention_k_eq_v", False):

@@ -84,15 +84,15 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "seed": config.seed,
         # A prompt that is prefilled in chunks draws from its request's random generator once per chunk. vLLM rewinds
         # the generator on a GPU; on a CPU it can't be rewound, and the engine fails.
-        **(_on_gpu(section.engine_args) if section.with_gpus else {"enable_chunked_prefill": False}),
+        **(_for_gpu(section.engine_args) if section.with_gpus else {"enable_chunked_prefill": False}),
         "enable_sleep_mode": section.sleep and section.with_gpus,  # a CPU engine has no GPU memory to free
         **_adapters(config),
     }
 
 
-def _on_gpu(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for a GPU. FlashInfer's kernel for Qwen 3.5 is compiled at the first request, and takes no float32."""
-    return {"additional_config": {"gdn_prefill_backend": "triton", **(given.get("additional_config") or {})}}
+def _for_gpu(engine_args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for a GPU: no kernel of FlashInfer for Qwen 3.5, which would be compiled at the first request."""
+    return {"additional_config": {"gdn_prefill_backend": "triton", **(engine_args.get("additional_config") or {})}}
 
 
 def _adapters(config: RunConfig) -> dict[str, Any]:

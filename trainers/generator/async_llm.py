@@ -184,7 +184,7 @@ class AsyncLLMEngine(Engine):
                 await self._watch
         await self._abort_all()
         if self.engine.output_handler is not None:
-            self.engine.output_handler.cancel()  # vLLM ends its process first, and its handler may log that as an error
+            self.engine.output_handler.cancel()  # or it may log the end of vLLM's process as an error
         await asyncio.to_thread(self.engine.shutdown)
 
     async def _abort_all(self) -> None:

@@ -64,8 +64,8 @@ class WeightLoader:
             return
         weights = whole_weights(published, base, everything=reorders, device=device)
         if reorders:
-            left: dict[str, Any] = {}
-            self.model_runner.reload_weights(weights_iterator=reloadable(weights, left))
-            self.model_runner.model.load_weights(left.items())
+            skipped: dict[str, Any] = {}
+            self.model_runner.reload_weights(weights_iterator=reloadable(weights, skipped))
+            self.model_runner.model.load_weights(skipped.items())
         else:
             self.model_runner.model.load_weights(weights)

@@ -450,9 +450,9 @@ def load_into(engine: Any, weights: Iterable[tuple[str, Any]], *, has_adapters: 
         engine.apply_model(lambda model: load_adapters(model, published))
     elif reorders:
         whole = whole_weights(weights, base, everything=True, device=device)
-        left: dict[str, Any] = {}
-        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": reloadable(whole, left)})
-        engine.apply_model(lambda model: model.load_weights(left.items()))
+        skipped: dict[str, Any] = {}
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": reloadable(whole, skipped)})
+        engine.apply_model(lambda model: model.load_weights(skipped.items()))
     else:
         whole = whole_weights(weights, base, device=device)
         engine.apply_model(lambda model: model.load_weights(whole))

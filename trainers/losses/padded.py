@@ -46,7 +46,7 @@ class PaddedLoss:
         if by_position := [key for key in parameters if parameters[key].kind is inspect.Parameter.POSITIONAL_ONLY]:
             raise PluginError(
                 f"loss {self.name!r} takes `{by_position[0]}` by position only",
-                fix="remove the `/`: arguments are given by name",
+                fix="remove the `/`: arguments are passed by name",
             )
         self._arguments = [key for key in parameters if key in ARGUMENTS]
         declared = needs(loss)

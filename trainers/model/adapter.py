@@ -35,7 +35,7 @@ _BASE = "base"
 def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Shapes [out, in] of the layers that can have an adapter, by the last part of their names.
 
-    If blocks have layers of the same name and other sizes, the smallest.
+    If the shapes of a name differ between blocks, the smallest counts.
     """
     shapes: dict[str, tuple[int, int]] = {}
     for block in range(hf["num_hidden_layers"]):
@@ -45,7 +45,7 @@ def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def block_shapes(hf: Mapping[str, Any], block: int) -> dict[str, tuple[int, int]]:
-    """Shapes [out, in] of the layers of a block that can have an adapter, by the last part of their names."""
+    """Shapes [out, in] of a block's layers that can have an adapter, by the last part of their names."""
     dim, (head, kv_heads) = hf["hidden_size"], heads(hf, block)
     queries, keys = hf["num_attention_heads"] * head, kv_heads * head
     if hf["model_type"] == "phi3":
@@ -57,7 +57,7 @@ def block_shapes(hf: Mapping[str, Any], block: int) -> dict[str, tuple[int, int]
         mixed = 2 * hf["linear_num_key_heads"] * hf["linear_key_head_dim"] + values
         shapes = {"in_proj_qkv": (mixed, dim), "in_proj_z": (values, dim), "out_proj": (dim, values)}
     else:
-        gates = queries if hf["model_type"] in QWEN3_5 else 0  # of the output, in the same matrix
+        gates = queries if hf["model_type"] in QWEN3_5 else 0  # the output's gate is in the same matrix
         shapes = {"q_proj": (queries + gates, dim), "k_proj": (keys, dim)}
         shapes |= {} if keys_are_values(hf, block) else {"v_proj": (keys, dim)}
         shapes["o_proj"] = (dim, queries)

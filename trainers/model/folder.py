@@ -92,16 +92,16 @@ _GEMMA4_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
-"""Rotary positions of Gemma 4 without `rope_parameters`."""
+"""Default `rope_parameters` of Gemma 4."""
 _UNSUPPORTED = (
     *("attn_logit_softcapping", "use_bidirectional_attention"),
     *("per_layer_config", "hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"),
 )
-"""Features that are not supported in any family, by their keys; the second row is Gemma 4's."""
+"""Keys of features that no family supports; the second row has those of Gemma 4."""
 _ACTIVATION = dict.fromkeys(("gemma3_text", GEMMA4), ("hidden_activation", "gelu_pytorch_tanh"))
 """Key and value of the activation in families that have another than `hidden_act: silu`."""
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-"""Constants of the experts of gpt-oss; vLLM has no others."""
+"""Constants of gpt-oss's experts, which are fixed in vLLM."""
 _GPT_OSS: Mapping[str, Any] = {
     "attention_bias": True,
     "rms_norm_eps": 1e-5,
@@ -109,7 +109,7 @@ _GPT_OSS: Mapping[str, Any] = {
     "swiglu_limit": SWIGLU_LIMIT,
     "tie_word_embeddings": False,
 }
-"""Values that vLLM uses for gpt-oss whatever `config.json` says."""
+"""Settings of gpt-oss that are fixed in vLLM."""
 
 
 def local_folder(path: str) -> Path | None:
@@ -163,7 +163,7 @@ def has_vision(config: Any) -> bool:
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a `config.json` is that of a model whose weights `trainers.model.text_part` unpacks (MXFP4)."""
+    """Whether `config.json` describes weights in MXFP4 that `trainers.model.text_part` can unpack (gpt-oss)."""
     quantized = config.get("quantization_config") if isinstance(config, dict) else None
     return isinstance(quantized, dict) and (config["model_type"], quantized.get("quant_method")) == ("gpt_oss", "mxfp4")
 
@@ -248,7 +248,7 @@ def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict
 
 
 def heads(config: Mapping[str, Any], layer: int) -> tuple[int, int]:
-    """Size of a layer's attention heads, and the number of those of keys and values."""
+    """Size of a layer's attention heads, and its number of key-value heads."""
     if config["model_type"] != GEMMA4 or window(config, layer) is not None:
         return config["head_dim"], config["num_key_value_heads"]
     shared = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
@@ -256,7 +256,7 @@ def heads(config: Mapping[str, Any], layer: int) -> tuple[int, int]:
 
 
 def keys_are_values(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer has no projection to values: in some Gemma 4, those without a window."""
+    """Whether a layer's keys are also its values: in some models of Gemma 4, in layers without a window."""
     return config["model_type"] == GEMMA4 and bool(config.get("attention_k_eq_v")) and window(config, layer) is None
 
 
@@ -291,7 +291,7 @@ def window(config: Mapping[str, Any], layer: int) -> int | None:
 
 
 def check_windows(folder: Path, config: Mapping[str, Any], max_length: int) -> None:
-    """Refuse sliding windows shorter than `max_length`; call it for a model in float32 on a GPU."""
+    """Refuse sliding windows shorter than `max_length`, for a model in float32 on a GPU."""
     if any((window(config, layer) or max_length) < max_length for layer in range(config["num_hidden_layers"])):
         raise UsageError(
             f"{folder} uses sliding-window attention, which the trainer supports on GPUs in bfloat16 only",
@@ -340,9 +340,9 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
 
 
 def _complete_gemma4(config: dict[str, Any]) -> None:
-    """Set what a `config.json` of Gemma 4 leaves to `transformers`, and the heads of full attention as on the hub.
+    """Add the defaults of Gemma 4 to its `config.json`, and the heads of full attention under the hub's keys.
 
-    `transformers` writes these heads for each layer, as `per_layer_config`, which is kept if it has anything else.
+    `transformers` saves these heads in `per_layer_config`. With other settings, that key is kept and refused.
     """
     kinds = config.get("layer_types")
     if kinds is None:
@@ -353,7 +353,7 @@ def _complete_gemma4(config: dict[str, Any]) -> None:
     config["rope_parameters"] = config.get("rope_parameters") or _GEMMA4_ROPE
     config.setdefault("hidden_size_per_layer_input", 256)
     config.setdefault("global_head_dim", 512)
-    if config.get("use_bidirectional_attention") == "vision":  # of tokens of images
+    if config.get("use_bidirectional_attention") == "vision":  # concerns image tokens only
         del config["use_bidirectional_attention"]
     layers = config.get("per_layer_config") or {}
     full = [

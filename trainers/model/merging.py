@@ -38,15 +38,15 @@ def whole_weights(
     return merged(weights, base, everything=everything, device=device)
 
 
-def reloadable(weights: Named, left: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights as vLLM's `reload_weights` takes them; those that it skips without an error are put into `left`.
+def reloadable(weights: Named, skipped: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield weights that vLLM's `reload_weights` loads, and put those that it silently skips into `skipped`.
 
-    gpt-oss is the family with such weights: joint tensors of experts, which are split here, under vLLM's names of
-    single experts, and attention sinks, which `load_weights` takes after it.
+    Only gpt-oss has weights that it skips: joint tensors of experts, which are split into single experts here, and
+    attention sinks, which the caller passes to `load_weights` afterwards.
     """
     for name, tensor in weights:
         if name.endswith(".sinks"):
-            left[name] = tensor
+            skipped[name] = tensor
             continue
         joint = re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj(_bias)?", name)
         if joint is None:

@@ -1,4 +1,4 @@
-"""Conversion to folders that can be trained: of checkpoints with a vision part, and of weights in MXFP4 (gpt-oss)."""
+"""Conversion of checkpoints to folders that can be trained: the text part of vision models, MXFP4 to bfloat16."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEAD = "lm_head.weight"
 
 
 def text_part(folder: Path, out: Path) -> None:
-    """Write the text part of a checkpoint folder as another folder, file by file, with weights that can be trained."""
+    """Write the text part of a checkpoint folder to a new folder, file by file, with MXFP4 unpacked to bfloat16."""
     from safetensors import safe_open
     from safetensors.torch import save_file
     from transformers import AutoConfig
@@ -45,7 +45,7 @@ def text_part(folder: Path, out: Path) -> None:
     config = read_config(folder)
     packed = is_packed(config)
     if not packed and not has_vision(config):
-        raise UsageError(f"{folder} has no vision part, and no weights in MXFP4", fix="use it as it is")
+        raise UsageError(f"{folder} has neither a vision part nor weights in MXFP4", fix="use it without conversion")
     if packed:
         text = {name: value for name, value in config.items() if name != "quantization_config"} | {"dtype": "bfloat16"}
     else:
@@ -75,8 +75,7 @@ def text_part(folder: Path, out: Path) -> None:
 def fetched(name: str) -> Path:
     """Download a model from the hub and return its folder.
 
-    If the model has a vision part, or weights in MXFP4, what can be trained is written to the cache, and that folder
-    is returned.
+    A model with a vision part or with weights in MXFP4 is converted once; the folder of the result is in the cache.
     """
     folder = from_hub(name)
     if not has_vision(config := read_config(folder)) and not is_packed(config):
@@ -88,7 +87,7 @@ def fetched(name: str) -> Path:
 
 
 def _unpacked(source: Any, files: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a file's tensors, those in MXFP4 as bfloat16; their scales may be in another of the checkpoint's files."""
+    """Yield a file's tensors with MXFP4 unpacked to bfloat16; scales may be in another file of the checkpoint."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     for name in source.keys():  # noqa: SIM118 - not a mapping
@@ -101,7 +100,7 @@ def _unpacked(source: Any, files: Sequence[Any]) -> Iterator[tuple[str, torch.Te
 
 
 def _text(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a file's tensors of the text part."""
+    """Yield the tensors of the text part in a file."""
     for name in source.keys():  # noqa: SIM118 - not a mapping
         if (new := _renamed(name)) is not None:
             yield from _parts(new, source.get_tensor(name))

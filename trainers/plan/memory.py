@@ -114,7 +114,7 @@ def optimizer_bytes(shape: Shape, section: OptimizerSection) -> float:
     """Bytes of the optimizer's moments: AdamW keeps two per parameter, Muon one for hidden matrices except experts."""
     moments = 2 * FLOAT32 * shape.parameters
     if section.muon_lr > 0:
-        matrices = sum(count * part.projections for count, part, _, linear in shape.kinds if not linear)
+        matrices = sum(count * sizes.projections for count, sizes, _, linear in shape.kinds if not linear)
         widths = (shape.layers - shape.mixtures) * shape.hidden + shape.mixtures * shape.shared_hidden
         dense = 3 * shape.dim * widths
         moments -= FLOAT32 * (matrices + dense)
@@ -223,9 +223,9 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
     itemsize, tensor = layout.precision, layout.tensor
     rows, learned = ceil(tokens / layout.context), ceil(targets / layout.context)
     saved = recomputed = 0.0
-    for count, part, experts, delta in shape.kinds:
+    for count, sizes, experts, delta in shape.kinds:
         if count:
-            each, more = _between(part, layout, tokens, grid, mixture=experts, linear=delta, copies=copies)
+            each, more = _between(sizes, layout, tokens, grid, mixture=experts, linear=delta, copies=copies)
             saved, recomputed = saved + count * each * rows, max(recomputed, more * rows)
     hidden = shape.used / (1 if shape.mixtures else tensor)
     working = rows * (2 * hidden * itemsize + 2 * shape.dim * layout.residual / tensor)

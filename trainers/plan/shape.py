@@ -88,15 +88,15 @@ class Shape:
         hidden: width of a feed-forward layer without experts.
         tied: whether embedding and head are one matrix.
         out_norms: whether the outputs of attention and of feed-forward layers have norms too.
-        scaled: whether the output of a block is multiplied by a number.
+        scaled: whether blocks multiply their output by a scale.
         windowed: number of blocks in which a token attends to the last `window` tokens only.
         window: size of that window.
-        full: the sizes of a block without a window, if its attention heads are others.
-        keys_are_values: whether attention has no projection to values.
+        full: shape of blocks without a window, if their attention heads differ from the others'.
+        keys_are_values: whether the keys of attention are also its values.
         gated: whether the output of attention is multiplied by a gate, as wide as the queries.
         linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
         qkv_bias: whether the projections of queries, keys and values have biases.
-        sinks: whether attention has sinks; then its output, the router and the experts have biases too.
+        sinks: whether attention has sinks, and its output, the router and the experts have biases.
         mixtures: number of blocks with experts.
         active: number of experts that a token uses.
         expert_hidden: width of one expert.
@@ -187,7 +187,7 @@ class Shape:
 
     @property
     def projections(self) -> int:
-        """Parameters of the matrices of attention."""
+        """Parameters of the projection matrices of attention."""
         return self.dim * ((2 + self.gated) * self.queries + (2 - self.keys_are_values) * self.keys)
 
     @property
@@ -211,7 +211,7 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[tuple[int, Shape, bool, bool], ...]:
-        """For each kind of block: their number, sizes, and whether they have experts, and gated delta layers."""
+        """Kinds of blocks: their number, shape, whether they have experts, and whether they have gated delta layers."""
         experts = self.mixtures > 0
         if self.full is not None:
             return (self.windowed, self, experts, False), (self.layers - self.windowed, self.full, experts, False)
@@ -227,12 +227,12 @@ class Shape:
     @property
     def largest_block(self) -> int:
         """Parameters of the largest block."""
-        return max(part.block(experts, linear) for count, part, experts, linear in self.kinds if count)
+        return max(shape.block(experts, linear) for count, shape, experts, linear in self.kinds if count)
 
     @property
     def blocks(self) -> int:
         """Parameters of all blocks."""
-        return sum(count * part.block(experts, linear) for count, part, experts, linear in self.kinds)
+        return sum(count * shape.block(experts, linear) for count, shape, experts, linear in self.kinds)
 
     @property
     def parameters(self) -> int:
@@ -260,7 +260,7 @@ class Shape:
 
     def kv_bytes(self, bytes_each: int) -> int:
         """Bytes of one token's keys and values in all layers that have them."""
-        return 2 * sum(count * part.keys for count, part, _, linear in self.kinds if not linear) * bytes_each
+        return 2 * sum(count * shape.keys for count, shape, _, linear in self.kinds if not linear) * bytes_each
 
 
 @cache
@@ -280,7 +280,7 @@ def hub_config(name: str) -> dict[str, Any]:
 
     try:
         cached = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # neither a folder nor a name that the hub can have
+    except HFValidationError:  # not a valid name on the hub
         cached = None
     if not isinstance(cached, str):
         raise UsageError(

@@ -20,7 +20,7 @@ from trainers.titan.layout import ContextLayout, Grid, PackedLayout, RowLayout, 
 
 HALF = torch.bfloat16, torch.float16
 WIDEST = 256
-"""Largest attention head that FlashAttention-2 computes."""
+"""Maximum elements of an attention head in FlashAttention-2."""
 
 
 class _Spread(torch.autograd.Function):
@@ -141,10 +141,10 @@ def _attend_in_grids(
 def _with_sinks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Add a key without a value that every query attends to, with the score `sinks`, [heads].
+    """Add a key without a value that every query attends to; `sinks` [heads] are its scores, divided by the scale.
 
-    Heads, [R, heads, L, head dim], get more elements: those of a query are its sink in two parts, in case that its
-    type has few bits, and those of the new key select them. Kernels on a GPU need a multiple of 8 elements.
+    Heads, [R, heads, L, head dim], get 8 more elements, because GPU kernels need a multiple of 8. The first two are, in
+    queries, the sink rounded to the data type and its rounding error; in the new key, 1. The rest are 0.
     """
     if mask is None:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
@@ -183,7 +183,8 @@ def attend_varlen(
 
     Inputs and output are [T, heads, head dim]. 16-bit types use FlashAttention-2 (Dao 2023, arXiv 2307.08691). Others,
     and heads larger than `WIDEST`, use memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), since
-    FlashAttention-2 doesn't support them; `TitanModel` rejects `window` for these.
+    FlashAttention-2 doesn't support them. This ignores `window`: `TitanModel` rejects windows for other types, and no
+    family has them with such heads.
     """
     if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
         q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))

@@ -153,7 +153,7 @@ class Family:
         qk_norm: whether queries and keys have norms.
         qkv_bias: whether the projections of queries, keys and values have biases.
         gated: whether the output of attention is multiplied by a gate.
-        sinks: whether attention has sinks; then all layers but norms have biases.
+        sinks: whether attention has sinks, and its output, the router and the experts have biases.
         feed_forward: class of its feed-forward layers without experts.
     """
 

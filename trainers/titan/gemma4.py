@@ -17,7 +17,7 @@ from trainers.titan.gemma import GemmaBlock, GemmaStateDictAdapter
 
 
 class Gemma4Norm(RMSNorm):  # type: ignore[misc]
-    """Norm in float32, multiplied by the weight before it is rounded."""
+    """RMS norm that multiplies by its weight in float32, before rounding."""
 
     Config = same_config(RMSNorm)
 
@@ -48,7 +48,7 @@ class QKLinear(BaseQKVLinear):  # type: ignore[misc]
 
 
 class Gemma4Attention(GQAttention):  # type: ignore[misc]
-    """TorchTitan's attention with a norm of the values, which has no weight."""
+    """TorchTitan's attention with a norm of values that has no weight."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GQAttention.Config):  # type: ignore[misc]
@@ -56,11 +56,11 @@ class Gemma4Attention(GQAttention):  # type: ignore[misc]
 
         @classmethod
         def of(cls, plain: GQAttention.Config, *, keys_are_values: bool) -> Gemma4Attention.Config:
-            """Build the config from TorchTitan's, which is changed."""
+            """Build the config from TorchTitan's, which is modified."""
             if keys_are_values:
                 qkv = plain.qkv_linear
                 plain.qkv_linear = QKLinear.Config(head_dim=qkv.head_dim, wq=qkv.wq, wk=qkv.wkv)
-            # of random weights: attention does not scale scores
+            # for random weights, because attention does not scale scores
             plain.qk_norm.param_init = {"weight": partial(nn.init.constant_, val=plain.head_dim**-0.25)}
             return cls(**{item.name: getattr(plain, item.name) for item in fields(plain) if item.init})
 
@@ -69,15 +69,15 @@ class Gemma4Attention(GQAttention):  # type: ignore[misc]
         query, key, value = self.qkv_linear(x)
         value = nn.functional.rms_norm(value.float(), value.shape[-1:], None, self.k_norm.eps).type_as(value)
         query, key = self.rope(self.q_norm(query), self.k_norm(key), positions)
-        seen = self.inner_attention(
+        attended = self.inner_attention(
             query, key, value, attention_masks=attention_masks, scale=self.scaling, enable_gqa=self.enable_gqa
         )
-        out: torch.Tensor = self.wo(seen.flatten(2))
+        out: torch.Tensor = self.wo(attended.flatten(2))
         return out
 
 
 class Gemma4Block(GemmaBlock):
-    """Gemma 3's block, multiplied by a scale that the checkpoint has and that isn't trained."""
+    """Gemma 3's block with a scale of its output, which is loaded from the checkpoint and not trained."""
 
     Config = same_config(GemmaBlock)
 

@@ -31,7 +31,7 @@ class SinkAttention(GQAttention):  # type: ignore[misc]
 
         @classmethod
         def of(cls, plain: GQAttention.Config, std: float) -> SinkAttention.Config:
-            """Add sinks, and a bias of the output, to a config without them, which is changed."""
+            """Build the config from TorchTitan's, which is modified, with sinks and a bias of the output."""
             plain.wo.bias = True
             options = {item.name: getattr(plain, item.name) for item in fields(plain) if item.init}
             return cls(**options | {"param_init": {"sinks": partial(nn.init.normal_, std=std)}})
@@ -45,8 +45,8 @@ class SinkAttention(GQAttention):  # type: ignore[misc]
         query, key, value = self.qkv_linear(x)
         query, key = self.rope(query, key, positions)
         options = {"scale": self.scaling, "enable_gqa": self.enable_gqa, "sinks": self.sinks}
-        seen = self.inner_attention(query, key, value, attention_masks=attention_masks, **options)
-        out: torch.Tensor = self.wo(seen.flatten(2))
+        attended = self.inner_attention(query, key, value, attention_masks=attention_masks, **options)
+        out: torch.Tensor = self.wo(attended.flatten(2))
         return out
 
 
@@ -85,13 +85,13 @@ class ClampedExperts(GroupedExperts):  # type: ignore[misc]
 
 
 class GptOssStateDictAdapter(TitanStateDictAdapter):  # type: ignore[misc]
-    """TorchTitan's adapter for gpt-oss with the experts, whose names it has wrong."""
+    """TorchTitan's adapter for gpt-oss with corrected names of the experts' tensors."""
 
     def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
-        for theirs in [each for each in self.from_hf_map if ".experts." in each]:
-            del self.from_hf_map[theirs]
-        for ours in ("gate_up", "down"):
-            for part in ("", "_bias"):
-                theirs = f"model.layers.{{}}.mlp.experts.{ours}_proj{part}"
-                self.from_hf_map[theirs] = f"layers.{{}}.moe.routed_experts.inner_experts.{ours}{part}"
+        for wrong in [name for name in self.from_hf_map if ".experts." in name]:
+            del self.from_hf_map[wrong]
+        for layer in ("gate_up", "down"):
+            for suffix in ("", "_bias"):
+                name = f"model.layers.{{}}.mlp.experts.{layer}_proj{suffix}"
+                self.from_hf_map[name] = f"layers.{{}}.moe.routed_experts.inner_experts.{layer}{suffix}"

@@ -50,7 +50,7 @@ def logprobs_and_entropy(
     Args:
         group: ranks that have other rows of `weight`; each passes the same `hidden` and gets the same result.
         first: token id of this rank's first row of `weight`.
-        softcap: bound of scores: each becomes softcap * tanh(score / softcap), before the temperature.
+        softcap: bound of scores, applied before the temperature as softcap * tanh(score / softcap); None: unbounded.
         tile: numbers of targets and tokens in a tile; None: chosen by device.
     """
     rows, columns = tile or tile_shape(len(hidden), hidden.device.type)
@@ -75,7 +75,7 @@ class Head(Linear):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):  # type: ignore[misc]
-        """TorchTitan's fields, and the bound of scores; None: there is none."""
+        """TorchTitan's fields, and the bound of scores; None: unbounded."""
 
         softcap: float | None = None
 
@@ -152,7 +152,7 @@ class _Scores(torch.autograd.Function):
                     scores = cached[0].clone()
                 else:
                     scores = _scores(hidden[block], weight[part], ctx.temperature, ctx.softcap)
-                bend = None if ctx.softcap is None else 1 - (scores * (ctx.temperature / ctx.softcap)) ** 2
+                cap_slope = None if ctx.softcap is None else 1 - (scores * (ctx.temperature / ctx.softcap)) ** 2
                 logprobs = scores.sub_(normalizer[block, None])
                 if by_entropy is None:
                     slopes = logprobs.exp_().mul_(-by_logprob[block, None])
@@ -162,12 +162,12 @@ class _Scores(torch.autograd.Function):
                     slopes.mul_(logprobs.sub_(by_logprob[block, None]))
                 column, here = _columns(targets[block], part)
                 slopes.scatter_add_(1, column, torch.where(here, by_logprob[block], 0.0)[:, None])
-                slopes = (slopes if bend is None else slopes.mul_(bend)).to(hidden.dtype)
+                slopes = (slopes if cap_slope is None else slopes.mul_(cap_slope)).to(hidden.dtype)
                 if for_hidden is not None:
                     for_hidden[block] += slopes @ weight[part]
                 if for_weight is not None:
                     for_weight[part].addmm_(slopes.t(), hidden[block], beta=0 if block.start == 0 else 1)
-                del scores, logprobs, slopes, bend  # before the next tile is made
+                del scores, logprobs, slopes, cap_slope  # before the next tile is made
         if for_hidden is not None:
             if ctx.group is not None:
                 dist.all_reduce(for_hidden, group=ctx.group)

@@ -228,7 +228,7 @@ class VarlenLayout:
         return cls(branches, int(added.max()), paths.take, bounds(sizes), int(sizes.max()), paths)
 
     def padded(self, tokens: int) -> PackedLayout:
-        """The layout of the same row, of this many tokens, with a single grid, for what the kernels can't compute."""
+        """Return the layout of this row of tokens in one padded grid, for attention without a kernel."""
         firsts, key_firsts = self.bounds[:-1, None], self.key_bounds[:-1, None]
         counts, key_counts = self.bounds.diff()[:, None], self.key_bounds.diff()[:, None]
         query = torch.arange(self.width, device=counts.device).minimum(counts - 1)

@@ -107,8 +107,8 @@ class TitanModel:
         self._hf = hf = read_hf_config(folder)
         if device.type == "cuda" and self.dtype == torch.float32:
             check_windows(self.folder, hf, max_length)
-        stateless = [layer for layer in range(hf["num_hidden_layers"]) if not is_linear(hf, layer)]
-        if len(stateless) < hf["num_hidden_layers"] and self.sharding.compile:
+        with_attention = [layer for layer in range(hf["num_hidden_layers"]) if not is_linear(hf, layer)]
+        if len(with_attention) < hf["num_hidden_layers"] and self.sharding.compile:
             raise UsageError(
                 f"{folder} has gated delta layers, which can't be compiled", fix="use trainer.compile=false"
             )
@@ -132,7 +132,7 @@ class TitanModel:
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         # Multiply-adds of attention per squared token, halved because it is causal, without layers whose window is
         # bounded or that keep a state; then the same relative to the multiply-adds of linear layers per token.
-        unbounded = [heads(hf, layer)[0] for layer in stateless if (window(hf, layer) or max_length) >= max_length]
+        unbounded = [heads(hf, layer)[0] for layer in with_attention if (window(hf, layer) or max_length) >= max_length]
         self.attention_cost: int = hf["num_attention_heads"] * sum(unbounded)
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]

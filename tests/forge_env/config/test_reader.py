@@ -167,7 +167,7 @@ def test_keys_are_text() -> None:
     assert read_yaml("{1: 1, 1.5: 2, null: 3, ~: 4}")[0] == {"1": 1, "1.5": 2, "null": 3, "~": 4}
 
 
-def test_booleans_are_no_numbers_at_any_depth() -> None:
+def test_booleans_are_refused_as_numbers_at_any_depth() -> None:
     class Inner(BaseModel):
         size: int | None = None
         either: bool | int = 0
@@ -184,8 +184,8 @@ def test_booleans_are_no_numbers_at_any_depth() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b.yaml", "a" * 300, "é" * 200 + "/b.yaml"])
-def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"can't be a path \(a name in it has at most 255 bytes"):
+def test_an_impossible_file_name_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"can't be a path \(a file name has at most 255 bytes"):
         read_file(name)
 
 

@@ -553,12 +553,12 @@ async def judged_elsewhere(env: Agent) -> float:
         return float(await fresh.read_files() == {})
 
 
-async def test_a_command_in_one_string_is_refused() -> None:
-    class Joined(Agent):
+async def test_a_command_that_is_one_string_is_refused() -> None:
+    class OneString(Agent):
         command = "python agent.py"
 
-    with pytest.raises(UsageError, match=r"Joined.command is a string \(set `command = \('python', 'agent.py'\)`"):
-        Joined()
+    with pytest.raises(UsageError, match=r"OneString.command is a string \(set `command = \('python', 'agent.py'\)`"):
+        OneString()
 
 
 async def test_a_program_is_judged_where_it_never_was(engine: SandboxEngine) -> None:

@@ -165,7 +165,7 @@ def test_wrong_usage_is_exit_code_2_with_the_fix(words: list[str], message: str,
         ("environments: calculator\nmodel: m\nprices: {m: 1}", "prices: should be a path"),
     ],
 )
-def test_an_evaluation_file_of_another_tool_is_refused_by_its_keys(
+def test_mistakes_in_an_evaluation_file_are_named_with_their_keys(
     text: str, message: str, capsys: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "evaluation.yaml").write_text(text)

@@ -356,10 +356,10 @@ def test_wrong_settings_are_named(out: Path) -> None:
         fe.evaluate(Sums, "gold", temprature=1, out=out)
     with pytest.raises(ConfigError, match="needs `prices`"):
         fe.evaluate(Sums, "gold", budget=1.0, out=out)
-    nothing: Any
-    for nothing in (None, 3):
-        with pytest.raises(ConfigError, match=f"environments: {nothing} is not an environment"):
-            fe.evaluate(nothing, "gold", out=out)
+    value: Any
+    for value in (None, 3):
+        with pytest.raises(ConfigError, match=f"environments: {value} is not an environment"):
+            fe.evaluate(value, "gold", out=out)
     with pytest.raises(UsageError, match="no split 'exam'"):
         fe.evaluate(Sums, "gold", split="exam", out=out)
     assert not out.exists()

@@ -48,7 +48,7 @@ async def test_a_judges_reason_is_in_the_record_unless_the_reward_is_full() -> N
     assert (await play(fe.rewards.exact_match, " ")).reason == "no answer"
 
 
-async def test_a_single_failure_may_be_given_as_a_text() -> None:
+async def test_a_single_failure_may_be_a_string() -> None:
     def wrong(completion: str) -> float:
         explain("wrong answer", "expected 42")
         return 0.0

@@ -145,15 +145,15 @@ def test_wrong_rubrics_are_refused_early() -> None:
     assert fe.Rubric(group=[as_short_as_possible]).scores_groups, "which alone decide"
 
 
-def first(response: str, /) -> float:
+def positional(response: str, /) -> float:
     return 1.0
 
 
-def every(*response: str) -> float:
+def variadic(*response: str) -> float:
     return 1.0
 
 
-def others(response: str, /, **rest: Any) -> float:
+def mixed(response: str, /, **rest: Any) -> float:
     return 1.0
 
 
@@ -161,23 +161,23 @@ def others(response: str, /, **rest: Any) -> float:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (first, r"'first' takes `response` by position only \(remove the `/`: inputs are given by name\)"),
-        (others, "'others' takes `response` by position only"),
+        (positional, r"'positional' takes `response` by position only \(remove the `/`: inputs are passed by name\)"),
+        (mixed, "'mixed' takes `response` by position only"),
         ([len], "'len' has an unknown parameter 'obj'"),
-        (max, "'max' have no names .*call it in a function with named parameters"),
+        (max, "'max' have no names .*wrap it in a function with named parameters"),
         ("rewards:exact", "'rewards:exact' is a string, not a .*from rewards import exact, and pass the function"),
         (["exact"], "'exact' is a string, not a .*pass the function exact, without quotes"),
         (None, "None is not a "),
     ],
 )
-def test_functions_that_can_not_be_called_by_name_are_refused_early(make: Any, given: Any, message: str) -> None:
+def test_values_that_are_not_callable_by_name_are_refused_early(make: Any, given: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make(given)
 
 
-def test_every_input_of_a_rubric_is_checked_and_may_be_a_single_function() -> None:
-    with pytest.raises(UsageError, match=r"'every' takes `response` by position only \(remove the `\*`"):
-        fe.Rubric(every)
+def test_each_argument_of_a_rubric_is_checked_and_may_be_a_single_function() -> None:
+    with pytest.raises(UsageError, match=r"'variadic' takes `response` by position only \(remove the `\*`"):
+        fe.Rubric(variadic)
     with pytest.raises(UsageError, match="'rewards:exact' is a string, not a reward function"):
         fe.Rubric(length, metrics="rewards:exact")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="'rewards:exact' is a string, not a reward function"):

@@ -101,7 +101,7 @@ async def test_a_full_context_truncates() -> None:
 
 
 def test_a_string_of_actions_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"are a string \(give a list, with one for each turn\)"):
+    with pytest.raises(UsageError, match=r"are a string \(give a list of actions, one a turn\)"):
         ReplayPolicy("42")
 
 

@@ -128,6 +128,8 @@ def test_the_innermost_reason_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         *((SandboxSpec, name, value) for name in ("image", "origin", "base") for value in (3, None)),
     ],
 )
-def test_a_value_of_another_kind_is_refused(kind: type[Limits] | type[SandboxSpec], name: str, value: Any) -> None:
+def test_a_value_of_a_wrong_type_or_size_is_refused(
+    kind: type[Limits] | type[SandboxSpec], name: str, value: Any
+) -> None:
     with pytest.raises(UsageError, match=name):
         kind(**{name: value})

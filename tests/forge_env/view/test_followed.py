@@ -61,36 +61,38 @@ def test_events_of_a_timeline_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(shown._open) == 5
 
 
-def test_only_runs_that_changed_are_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changed_runs_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("")
-    looked: list[str] = []
+    read: list[str] = []
     stat, start = os.stat, time.time()
 
     def counted(path: Any, **more: Any) -> os.stat_result:
-        looked.append(Path(path).parent.name)
+        read.append(Path(path).parent.name)
         return stat(path, **more)
 
-    def looks() -> tuple[list[str], set[str]]:
-        looked.clear()
-        return shown.names()[0], set(looked)
+    def listing() -> tuple[list[str], set[str]]:
+        read.clear()
+        return shown.names()[0], set(read)
 
     monkeypatch.setattr(os, "stat", counted)
     monkeypatch.setattr(time, "time", lambda: start + 2 * runs.LIVE_S)
     shown = Runs(tmp_path, tmp_path)
-    names, folders = looks()
+    names, folders = listing()
     assert (set(names), folders) == ({"a", "b", "c"}, {"a", "b", "c"})
-    assert looks()[1] == set()
-    while not (again := looks())[1]:  # until the file system's clock ticks
+    assert listing()[1] == set()
+    while not (again := listing())[1]:  # until the file system's clock ticks
         (tmp_path / "b" / "new").touch()
         os.utime(tmp_path / "b" / "new", (start + 5, start + 5))
         (tmp_path / "b" / "new").replace(tmp_path / "b" / "summary.json")
     assert again[1] == {"b"}
-    assert again[0][0] == "b", "which is the newest"
+    assert again[0][0] == "b", "the newest is first"
     (tmp_path / "b").rename(tmp_path / "d")
-    names, folders = looks()
+    names, folders = listing()
     assert (names[0], set(names), folders) == ("d", {"a", "c", "d"}, {"d"})
     monkeypatch.setattr(time, "time", lambda: start)
     os.utime(tmp_path / "a" / "metrics.jsonl", (start + 9, start + 9))
-    assert looks() == (["a", *(name for name in names if name != "a")], {"a", "c", "d"}), "files of live runs may grow"
+    assert listing() == (["a", *(name for name in names if name != "a")], {"a", "c", "d"}), (
+        "files of live runs may grow"
+    )

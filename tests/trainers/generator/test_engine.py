@@ -272,7 +272,7 @@ async def test_an_engine_whose_process_has_ended_says_so_in_the_log(caplog: pyte
     assert ["the vLLM engine failed" in record.message for record in caplog.records] == [True]
 
 
-async def test_closing_tells_the_reader_of_outputs_before_it_ends_the_process() -> None:
+async def test_closing_cancels_the_reader_of_outputs_before_it_ends_the_process() -> None:
     reader = asyncio.create_task(asyncio.Event().wait())
 
     class LLM:

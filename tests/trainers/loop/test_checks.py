@@ -155,11 +155,11 @@ def test_arguments_of_vllm_are_passed_on() -> None:
     assert (arguments["enable_chunked_prefill"], arguments["enforce_eager"]) == (False, False)
 
 
-def test_gated_delta_layers_on_gpus_need_no_kernel_that_is_compiled_at_the_first_request() -> None:
-    given = ["generator.engine_args={additional_config: {gdn_prefill_backend: flashinfer}}"]
+def test_gated_delta_layers_use_triton_on_gpus_unless_the_recipe_sets_another_kernel() -> None:
+    flashinfer = ["generator.engine_args={additional_config: {gdn_prefill_backend: flashinfer}}"]
     backends = [
         engine_arguments(load_config("coding_rlvr/qwen3_0_6b", overrides), Path("folder"))["additional_config"]
-        for overrides in ([], given)
+        for overrides in ([], flashinfer)
     ]
     assert backends == [{"gdn_prefill_backend": "triton"}, {"gdn_prefill_backend": "flashinfer"}]
     assert "additional_config" not in engine_arguments(load_config("coding_rlvr"), Path("folder"))
@@ -373,7 +373,7 @@ DELTA = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full
         (DELTA, "generator", "gated delta layers"),
     ],
 )
-def test_models_that_gpus_compute_in_bfloat16_only(
+def test_windows_and_gated_delta_layers_are_refused_in_float32_on_gpus(
     tmp_path: Path, changes: dict[str, Any], role: str, reason: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | changes))

@@ -317,7 +317,7 @@ def test_an_unknown_argument_is_refused() -> None:
     assert "padding_mask" in (caught.value.fix or "")
 
 
-def test_an_argument_without_a_name_is_refused() -> None:
+def test_a_positional_only_argument_is_refused() -> None:
     def positional(logprobs: torch.Tensor, /) -> torch.Tensor:
         return logprobs.mean()
 

@@ -143,7 +143,7 @@ def write_checkpoint(name: str, folder: Path, *, shards: bool = False, **changes
         scales = [buffer for key, buffer in model.named_buffers() if key.endswith("layer_scalar")]
         for parameter in [*model.parameters(), *scales]:
             parameter.add_(0.1 * torch.randn_like(parameter))
-        if values["model_type"] == "gemma4_text":  # whose norms of keys have the scale of scores
+        if values["model_type"] == "gemma4_text":  # its norms of keys also scale the scores
             for key, parameter in model.named_parameters():
                 if key.endswith("k_norm.weight"):
                     parameter.mul_(parameter.numel() ** -0.5)

@@ -1,4 +1,4 @@
-"""Checkpoints in formats of the hub that can't be trained compute the same once they are converted."""
+"""Conversion of checkpoints with a vision part or in MXFP4 keeps log-probabilities."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 @pytest.fixture
 def quantized(tmp_path: Path) -> tuple[Path, Path]:
-    """A folder with experts in MXFP4, their scales in another file than their elements, and the same in bfloat16."""
+    """A folder with experts in MXFP4, with scales in a separate file, and one with the same weights in bfloat16."""
     from safetensors.torch import load_file, save_file
 
     plain, packed = write_checkpoint("gpt-oss", tmp_path / "plain"), tmp_path / "packed"

@@ -101,19 +101,19 @@ def test_sinks_take_part_in_the_softmax_and_get_gradients(kernels: list[str], ro
     for grid, padded, expected in zip(*results, strict=True):
         torch.testing.assert_close(grid, expected)
         torch.testing.assert_close(padded, expected)
-    assert not kernels, "kernels of a GPU have no gradient of sinks"
+    assert not kernels, "GPU kernels have no gradient for sinks"
 
 
 def plain(q: Any, k: Any, v: Any, sinks: Any, row: Row, window: int | None) -> Any:
     """Attention with a scale of 0.3, token by token, [1, T, heads, head dim]."""
-    outs = {}
+    outputs = {}
     for path in row.paths:
-        for place, token in enumerate(path):
-            seen = path[max(0, place + 1 - (window or len(path))) : place + 1]
-            keys, values = k[seen].repeat_interleave(2, 1), v[seen].repeat_interleave(2, 1)
+        for index, token in enumerate(path):
+            visible = path[max(0, index + 1 - (window or len(path))) : index + 1]
+            keys, values = k[visible].repeat_interleave(2, 1), v[visible].repeat_interleave(2, 1)
             scores = torch.cat([0.3 * torch.einsum("hd,shd->hs", q[token], keys), sinks[:, None]], -1)
-            outs[token] = torch.einsum("hs,shd->hd", scores.softmax(-1)[:, :-1], values)
-    return torch.stack([outs[token] for token in range(len(row))])[None]
+            outputs[token] = torch.einsum("hs,shd->hd", scores.softmax(-1)[:, :-1], values)
+    return torch.stack([outputs[token] for token in range(len(row))])[None]
 
 
 def test_autocast_applies_to_the_kernels(kernels: list[str]) -> None:
