@@ -128,7 +128,7 @@ def ask(server: Server, clients: int, requests: int, answers: Connection) -> Non
 
 
 def figures(way: Callable[[str], Any], place: str, clients: int, requests: int) -> Figures:
-    """Start a server and send it requests; `place` is what it is told: a delay in milliseconds, or an endpoint."""
+    """Start a server and send it requests; `place` is a delay in milliseconds, or the address of an endpoint."""
 
     def asked(clients: int, requests: int) -> list[float]:
         ours, theirs = multiprocessing.Pipe()

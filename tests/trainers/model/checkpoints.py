@@ -119,7 +119,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "Phi 4 mini": {**_PHI, **_LONGROPE, "original_max_position_embeddings": 64, "tie_word_embeddings": True},
     "Phi 4 mini, short": {**_PHI, **_LONGROPE, "original_max_position_embeddings": 256},
 }
-"""What each has of its own, by its name."""
+"""Settings of each checkpoint, by its name."""
 
 
 def write_checkpoint(name: str, folder: Path, *, shards: bool = False, **changes: Any) -> Path:
