@@ -17,12 +17,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from importlib.resources.abc import Traversable
+from itertools import repeat
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, PlainValidator, ValidationError, WrapValidator
 from pydantic.fields import FieldInfo
 
 from forge_env.config import hints
@@ -50,6 +51,8 @@ FLOAT = re.compile(
     r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
 )
 """Accepts numbers without a decimal point or without a sign in the exponent, which are text in YAML 1.1."""
+CONVERTERS = (BeforeValidator, PlainValidator, WrapValidator)
+"""Validators of a field that see its value before pydantic converts it."""
 TOML = re.compile(r"""\[[\w."'-]+\]|\[\[[\w."'-]+\]\]|[\w."'-]+\s*=.*""")
 """Pattern of the first line of a TOML file."""
 MAX_VALUES = 100_000
@@ -455,23 +458,35 @@ def validate(model: type[M], data: Any, source: Source, at: KeyPath = ()) -> M:
 def _booleans(model: Any, data: Any, at: KeyPath) -> Iterator[Problem]:
     """Yield a problem for each boolean in `data` that should be a number; pydantic would convert it to 0 or 1."""
     for name, info in fields_of(model).items() if isinstance(data, Mapping) else ():
-        if info is not None:
+        if info is not None and not any(isinstance(each, CONVERTERS) for each in info.metadata):
             yield from _booleans_in(info.annotation, data.get(name), (*at, name))
 
 
 def _booleans_in(annotation: Any, value: Any, at: KeyPath) -> Iterator[Problem]:
-    kinds = {get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _members(annotation)}
+    kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _members(annotation)]
     if isinstance(value, bool):
-        if kinds & {int, float} and bool not in kinds:
+        if {int, float}.intersection(kinds) and not any(map(_takes_booleans, kinds)):
             yield Problem(at, f"should be a number, not {value}")
     elif isinstance(value, Mapping):
-        for kind in kinds:
-            yield from _booleans(kind, value, at)
+        sections = [kind for kind in kinds if kind is not NoneType]
+        if len(sections) == 1:  # of several, only pydantic knows which one it chooses
+            yield from _booleans(sections[0], value, at)
     elif isinstance(value, list | tuple):
         for kind in kinds:
             if isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Sequence):
-                for index, item in enumerate(value):
-                    yield from _booleans_in(get_args(kind)[0], item, (*at, str(index)))
+                members = get_args(kind)
+                fixed = get_origin(kind) is tuple and Ellipsis not in members
+                for index, (item, member) in enumerate(
+                    zip(value, members if fixed else repeat(members[0]), strict=False)
+                ):
+                    yield from _booleans_in(member, item, (*at, str(index)))
+
+
+def _takes_booleans(kind: Any) -> bool:
+    """Whether a type is one of booleans, or of anything."""
+    return kind in (bool, Any, object) or (
+        get_origin(kind) is Literal and any(isinstance(value, bool) for value in get_args(kind))
+    )
 
 
 def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", owner: str = "") -> Any:

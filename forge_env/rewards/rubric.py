@@ -348,9 +348,11 @@ def _with_names(
     return [(name_of(function), function) for function in as_sequence(functions)]
 
 
-def as_sequence(functions: RewardFunction | Sequence[RewardFunction]) -> Sequence[RewardFunction]:
+def as_sequence(functions: RewardFunction | Iterable[RewardFunction]) -> Sequence[RewardFunction]:
     """Return one or several functions as a sequence."""
-    return functions if isinstance(functions, Sequence) and not isinstance(functions, str) else [functions]
+    if isinstance(functions, str) or callable(functions) or not isinstance(functions, Iterable):
+        return [functions]
+    return list(functions)
 
 
 def name_of(function: RewardFunction) -> str:

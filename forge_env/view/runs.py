@@ -516,8 +516,10 @@ class Runs:
         except OSError:
             stamp = 0
         last = self._states.get(entry.name)
-        if last is not None and last.stamp == stamp and max(stamp / 1e9, last.changed or 0) < time.time() - LIVE_S:
-            return last
+        if last is not None and last.changed and last.stamp == stamp:
+            recent = max(stamp / 1e9, last.changed) >= time.time() - LIVE_S
+            if not recent and _written(f"{entry.path}/{MARKS[0]}") <= last.changed:
+                return last
         return FolderState(stamp, _changed(entry.path))
 
     def figures(self, run: RunView) -> Figures:
@@ -534,6 +536,14 @@ class Runs:
             values = (key, stamp, json.dumps(asdict(figures)))
             cached.execute("insert or replace into figures_6 values (?, ?, ?)", values)
             return figures
+
+
+def _written(path: str) -> float:
+    """Return the time of the last write to a file, or 0 if it can't be read."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _changed(path: str) -> float | None:

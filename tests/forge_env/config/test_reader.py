@@ -6,13 +6,13 @@ import contextlib
 import math
 import string
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field
 
 from forge_env.config import RunConfig, bundled_recipes, load_config
 from forge_env.config.finding import read_recipe
@@ -181,6 +181,31 @@ def test_booleans_are_refused_as_numbers_at_any_depth() -> None:
         build(Outer, parse("levels: [1, true]\ninner: [{size: false}]\n", "r.yaml"))
     assert "r.yaml:1: levels.1: should be a number, not True" in str(caught.value)
     assert "r.yaml:2: inner.0.size: should be a number, not False" in str(caught.value)
+
+
+def test_booleans_are_accepted_wherever_a_type_allows_them() -> None:
+    class Switch(BaseModel):
+        kind: Literal["switch"]
+        value: bool
+
+    class Dial(BaseModel):
+        kind: Literal["dial"]
+        value: float
+
+    class Machine(BaseModel):
+        part: Switch | Dial = Field(default=Dial(kind="dial", value=1.0), discriminator="kind")
+        limit: Literal[False] | int = 0
+        pair: tuple[int, bool] = (1, False)
+        anything: float | Any = 0.0
+        counted: Annotated[int, BeforeValidator(int)] = 0
+
+    text = "{part: {kind: switch, value: true}, limit: false, pair: [1, true], anything: true, counted: true}"
+    machine = build(Machine, parse(text, ""))
+    assert isinstance(machine.part, Switch)
+    assert machine.part.value is True
+    assert (machine.limit, machine.pair, machine.anything, machine.counted) == (False, (1, True), True, 1)
+    with pytest.raises(ConfigError, match=r"pair\.0: should be a number, not True"):
+        build(Machine, parse("pair: [true, true]", ""))
 
 
 @pytest.mark.parametrize("name", ["a\0b.yaml", "a" * 300, "é" * 200 + "/b.yaml"])

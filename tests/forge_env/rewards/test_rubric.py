@@ -184,6 +184,8 @@ def test_each_argument_of_a_rubric_is_checked_and_may_be_a_single_function() -> 
         fe.Rubric(length, group="rewards:exact")  # type: ignore[arg-type]
     rubric = fe.Rubric(length, 0.5, metrics=secret, group=as_short_as_possible)
     assert rubric.weights == {"length": 0.5, "secret": 0.0, "as_short_as_possible": 1.0}
+    several = fe.Rubric({length}, metrics={"secret": secret}.values(), group=iter([as_short_as_possible]))
+    assert several.weights == {"length": 1.0, "secret": 0.0, "as_short_as_possible": 1.0}
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=8))

@@ -69,7 +69,8 @@ def test_only_changed_runs_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     stat, start = os.stat, time.time()
 
     def counted(path: Any, **more: Any) -> os.stat_result:
-        read.append(Path(path).parent.name)
+        if Path(path).name != "metrics.jsonl":
+            read.append(Path(path).parent.name)
         return stat(path, **more)
 
     def listing() -> tuple[list[str], set[str]]:
@@ -91,6 +92,9 @@ def test_only_changed_runs_are_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "b").rename(tmp_path / "d")
     names, folders = listing()
     assert (names[0], set(names), folders) == ("d", {"a", "c", "d"}, {"d"})
+    os.utime(tmp_path / "c" / "metrics.jsonl", (start + 7, start + 7))
+    names, folders = listing()
+    assert (names[0], folders) == ("c", {"c"}), "a run that was resumed after hours"
     monkeypatch.setattr(time, "time", lambda: start)
     os.utime(tmp_path / "a" / "metrics.jsonl", (start + 9, start + 9))
     assert listing() == (["a", *(name for name in names if name != "a")], {"a", "c", "d"}), (
