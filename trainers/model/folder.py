@@ -355,10 +355,9 @@ def _complete_gemma4(config: dict[str, Any]) -> None:
     config.setdefault("global_head_dim", 512)
     if config.get("use_bidirectional_attention") == "vision":  # concerns image tokens only
         del config["use_bidirectional_attention"]
-    layers = config.get("per_layer_config") or {}
-    full = [
-        layers.get(str(number), layers.get(number)) for number, kind in enumerate(kinds) if kind == "full_attention"
-    ]
+    # `transformers` pads the numbers of layers with zeros
+    layers = {str(key).lstrip("0") or "0": changes for key, changes in (config.get("per_layer_config") or {}).items()}
+    full = [layers.get(str(number)) for number, kind in enumerate(kinds) if kind == "full_attention"]
     known = {"head_dim", "num_key_value_heads"} if config.get("attention_k_eq_v") else {"head_dim"}
     if len(layers) == len(full) and full[0] and full[0].keys() <= known and all(each == full[0] for each in full):
         del config["per_layer_config"]

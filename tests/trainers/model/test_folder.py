@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from forge_env.errors import UsageError
-from trainers.model.folder import INDEX, read_hf_config, weight_files
+from trainers.model.folder import INDEX, check_hf_config, heads, read_hf_config, weight_files
+from trainers.plan.shape import hub_config, published
 
 
 @pytest.mark.parametrize("name", ["/etc/hostname", "../secret.safetensors", "a/../../secret.safetensors"])
@@ -42,3 +43,17 @@ def test_a_pipe_or_zeros_in_place_of_a_document_are_named(tmp_path: Path) -> Non
     (tmp_path / "config.json").symlink_to("/dev/zero")
     with pytest.raises(UsageError, match="is a device"):
         read_hf_config(tmp_path)
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("layers", [6, 12, 60])
+def test_gemma_4_is_read_as_transformers_saves_it(layers: int) -> None:
+    from transformers import AutoConfig
+
+    name = "google/gemma-4-31B"
+    saved = AutoConfig.for_model(**published()[name] | {"num_hidden_layers": layers}).to_dict()
+    assert len(saved["per_layer_config"]) == layers // 6
+    config = check_hf_config(saved, name)
+    assert [heads(config, layer) for layer in range(layers)] == [
+        heads(hub_config(name), layer) for layer in range(layers)
+    ]
