@@ -121,7 +121,7 @@ def _attend_in_grids(
         mask = _visible(grid, window, q.device)
         query, key, value = rows(q, grid.queries), rows(k, grid.keys), rows(v, grid.keys)
         if sinks is not None:
-            query, key, value, mask = _with_sinks(query, key, value, mask, sinks / options["scale"])
+            query, key, value, mask = _with_sinks(query, key, value, mask, sinks.float() / options["scale"])
         out = torch.nn.functional.scaled_dot_product_attention(
             query,
             key,

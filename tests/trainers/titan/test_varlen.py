@@ -104,6 +104,17 @@ def test_sinks_take_part_in_the_softmax_and_get_gradients(kernels: list[str], ro
     assert not kernels, "GPU kernels have no gradient for sinks"
 
 
+def test_sinks_in_bfloat16_are_not_rounded_again() -> None:
+    lengths = [3, 6]
+    q, v = torch.zeros(1, 9, 4, 16, dtype=torch.bfloat16), torch.ones(1, 9, 4, 16, dtype=torch.bfloat16)
+    sinks = torch.tensor([-2.0, 2.0, 5.0, 20.0], dtype=torch.bfloat16)
+    layout = PackedLayout.of(Row.of(lengths), CPU)
+    out = PackedAttention(PackedAttention.Config(scale=0.3))(q, q, v, attention_masks=layout, sinks=sinks)
+    visible = torch.cat([torch.arange(1, length + 1) for length in lengths])[:, None]
+    expected = visible / (visible + sinks.float().exp())
+    torch.testing.assert_close(out[0, ..., 0].float(), expected, atol=0, rtol=2**-6)
+
+
 def plain(q: Any, k: Any, v: Any, sinks: Any, row: Row, window: int | None) -> Any:
     """Attention with a scale of 0.3, token by token, [1, T, heads, head dim]."""
     outputs = {}
