@@ -2,8 +2,8 @@
 
 No token attends to another sequence, except to the first tokens that both share, which are in the row once
 (`trainers.titan.layout`). On a GPU, variable-length kernels read the queries in the packed row, and copies of shared
-keys and values. On a CPU, attention pads each branch to a separate row; linear layers process the packed tokens without
-padding.
+keys and values. On a CPU, and with attention sinks, attention pads each branch to a separate row; linear layers process
+the packed tokens without padding.
 """
 
 from __future__ import annotations
@@ -101,9 +101,8 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         if isinstance(layout, ContextLayout):
             k, v = gather_tokens(k, layout), gather_tokens(v, layout)
             layout = layout.row
-        if isinstance(layout, VarlenLayout) and "sinks" in options:
-            layout = layout.padded(len(q))
         if isinstance(layout, VarlenLayout):
+            assert "sinks" not in options, "variable-length kernels have no gradient for sinks"
             return attend_varlen(q, k, v, layout, options.get("scale"), self.window)[None]
         return _attend_in_grids(q, k, v, layout, self.window, options)[None]
 

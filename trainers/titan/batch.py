@@ -45,13 +45,19 @@ class Microbatch:
 
 
 def collate(
-    segments: Sequence[Segment], device: torch.device, *, multiple: int = 1, share_prefixes: bool = False
+    segments: Sequence[Segment],
+    device: torch.device,
+    *,
+    multiple: int = 1,
+    share_prefixes: bool = False,
+    padded: bool = False,
 ) -> Microbatch:
     """Pack `segments` into one row.
 
     Args:
         multiple: the row length is a multiple of this; the filler is a sequence without targets.
         share_prefixes: the first tokens that a segment shares with the one before it are in the row once.
+        padded: attention uses padded grids on a GPU too.
     """
     lengths = np.array([len(segment.token_ids) for segment in segments])
     position = np.concatenate([np.arange(length) for length in lengths])
@@ -80,7 +86,7 @@ def collate(
     return Microbatch(
         tokens=on_device(tokens[None]),
         positions=on_device(positions[None]),
-        layout=layout_of(row, device),
+        layout=layout_of(row, device, padded=padded),
         predictors=on_device(slot[targets - 1]),
         target_ids=on_device(token_ids[targets]),
         behavior_logprobs=chosen([segment.logprobs for segment in segments]),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from trainers.titan.batch import Microbatch
-from trainers.titan.layout import ContextLayout, layout_of
+from trainers.titan.layout import ContextLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class Context:
 
         Other values, such as `advantages`, remain those of the whole batch.
         """
+        layout = batch.layout
+        assert not isinstance(layout, ContextLayout), "the batch is whole"
         length, device = batch.tokens.shape[1], batch.tokens.device
         in_rank_order = torch.cat([self.tokens(length, rank) for rank in range(self.degree)])
         mine = self.tokens(length, self.rank).to(device)
@@ -50,7 +52,7 @@ class Context:
             batch,
             tokens=batch.tokens[:, mine],
             positions=batch.positions[:, mine],
-            layout=ContextLayout(layout_of(row, device), self.group, self.degree),
+            layout=ContextLayout(type(layout).of(row, device), self.group, self.degree),
             predictors=local_index[batch.predictors[predicted]],
             target_ids=batch.target_ids[predicted],
         )

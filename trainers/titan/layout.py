@@ -227,28 +227,14 @@ class VarlenLayout:
             return cls(branches, int(added.max()), None, branches, int(added.max()), paths)
         return cls(branches, int(added.max()), paths.take, bounds(sizes), int(sizes.max()), paths)
 
-    def padded(self, tokens: int) -> PackedLayout:
-        """Return the layout of this row of tokens in one padded grid, for attention without a kernel."""
-        firsts, key_firsts = self.bounds[:-1, None], self.key_bounds[:-1, None]
-        counts, key_counts = self.bounds.diff()[:, None], self.key_bounds.diff()[:, None]
-        query = torch.arange(self.width, device=counts.device).minimum(counts - 1)
-        key = torch.arange(self.key_width, device=counts.device)
-        mask = key <= (query + key_counts - counts)[:, :, None]
-        keys = (key_firsts + key.minimum(key_counts - 1)).flatten()
-        taken = keys if self.keys is None else self.keys[keys]
-        grid = Grid(len(counts), self.width, self.key_width, (firsts + query).flatten(), taken, mask[:, None])
-        token = torch.arange(tokens, device=counts.device)
-        branch = torch.searchsorted(self.bounds[1:], token, right=True)
-        return PackedLayout((grid,), branch * self.width + token - self.bounds[branch], self.paths)
-
 
 RowLayout = PackedLayout | VarlenLayout
 """Layout of a packed row on a single rank."""
 
 
-def layout_of(row: Row, device: torch.device) -> RowLayout:
-    """Build the layout of a row, in the form that attention on this device needs."""
-    return (VarlenLayout if device.type == "cuda" else PackedLayout).of(row, device)
+def layout_of(row: Row, device: torch.device, *, padded: bool = False) -> RowLayout:
+    """Build the layout of a row, in the form that attention on this device needs; `padded`: in grids on any device."""
+    return (VarlenLayout if device.type == "cuda" and not padded else PackedLayout).of(row, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class TitanModel:
             )
         self.config = titan_config(hf, max_length)
         self._family = FAMILIES[hf["model_type"]]
+        self.has_sinks = self._family.sinks
         self._adapter = self._family.adapter(self.config, None)
         self._shards = Shards(self._adapter, first=self.ranks.first)
         self._seed = seed

@@ -76,8 +76,13 @@ class Scorer:
     def collate(self, run: Run, segments: Segments) -> Microbatch:
         """Build the tensors of a microbatch; an empty one gets a sequence without targets."""
         rows = [segments[number] for number in run] or [Segment(np.zeros(2, np.int32), np.zeros(2, np.bool_))]
-        multiple = self.model.ranks.row_multiple
-        return collate(rows, self.device.torch, multiple=multiple, share_prefixes=self.share_prefixes)
+        return collate(
+            rows,
+            self.device.torch,
+            multiple=self.model.ranks.row_multiple,
+            share_prefixes=self.share_prefixes,
+            padded=self.model.has_sinks,
+        )
 
     def forward(self, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of a microbatch's target tokens, [N] each, with gradients."""

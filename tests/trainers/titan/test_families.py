@@ -23,6 +23,7 @@ from trainers.losses.sft import SFTLoss
 from trainers.model.export import read_weights
 from trainers.model.folder import INDEX
 from trainers.plan.shape import Shape, hub_config, published
+from trainers.titan import batch
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.families import FAMILIES, tensor_shapes, titan_config
@@ -68,6 +69,16 @@ def test_only_experts_that_a_token_is_sent_to_count_as_work(tmp_path: Path) -> N
     assert sum(p.numel() for p in model.module.parameters()) - 2 * VOCABULARY * 64 == (
         model.layer_parameters + 2 * (8 - 2) * expert
     )
+
+
+@pytest.mark.parametrize(("name", "sinks"), [("gpt-oss", True), ("Gemma 4", False)])
+def test_rows_are_padded_for_attention_sinks(
+    name: str, sinks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(batch, "layout_of", lambda *_, padded: asked.append(padded))
+    engine(write_checkpoint(name, tmp_path)).collate([0], SEQUENCES)
+    assert asked == [sinks]
 
 
 @pytest.mark.parametrize("muon_lr", [0.0, 1e-2])

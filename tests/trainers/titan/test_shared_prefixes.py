@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,13 @@ def test_keys_of_a_part_are_never_taken_for_the_whole_row() -> None:
     layout = VarlenLayout.of(row.part(context.pieces(len(row), 0), order.argsort().numpy()), CPU)
     assert layout.keys is not None, "kernels would get 16 keys, and bounds of 8"
     assert VarlenLayout.of(row, CPU).keys is None
+
+
+@pytest.mark.parametrize("kind", [PackedLayout, VarlenLayout])
+def test_a_part_has_the_same_kind_of_layout(kind: type[PackedLayout | VarlenLayout]) -> None:
+    batch = collate([Segment(np.arange(4), np.ones(4, np.bool_))], CPU)
+    part = Context(None, 0, 2).part(replace(batch, layout=kind.of(batch.row, CPU)))
+    assert isinstance(part.layout.row, kind)
 
 
 def seen(layout: PackedLayout | VarlenLayout, window: int, queries: int, keys: int) -> np.ndarray:
