@@ -66,6 +66,7 @@ class WeightLoader:
         if reorders:
             skipped: dict[str, Any] = {}
             self.model_runner.reload_weights(weights_iterator=reloadable(weights, skipped))
-            self.model_runner.model.load_weights(skipped.items())
+            if skipped:
+                self.model_runner.model.load_weights(skipped.items())
         else:
             self.model_runner.model.load_weights(weights)

@@ -452,7 +452,8 @@ def load_into(engine: Any, weights: Iterable[tuple[str, Any]], *, has_adapters: 
         whole = whole_weights(weights, base, everything=True, device=device)
         skipped: dict[str, Any] = {}
         engine.collective_rpc("reload_weights", kwargs={"weights_iterator": reloadable(whole, skipped)})
-        engine.apply_model(lambda model: model.load_weights(skipped.items()))
+        if skipped:
+            engine.apply_model(lambda model: model.load_weights(skipped.items()))
     else:
         whole = whole_weights(weights, base, device=device)
         engine.apply_model(lambda model: model.load_weights(whole))

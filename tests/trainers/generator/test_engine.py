@@ -13,7 +13,7 @@ import pytest
 
 from forge_env.errors import GeneratorError, UsageError
 from trainers.generator.async_llm import AsyncLLMEngine
-from trainers.generator.engine import InProcessEngine
+from trainers.generator.engine import InProcessEngine, load_into
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
 
 
@@ -344,3 +344,19 @@ async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: py
     with pytest.raises(UsageError, match="block_size: 7 is not allowed") as refused:
         InProcessEngine({"block_size": 7})
     assert refused.value.fix == "see the generator section of the recipe"
+
+
+@pytest.mark.parametrize("sinks", [[], [("model.layers.0.self_attn.sinks", "values")]], ids=["none", "sinks"])
+def test_only_weights_that_a_reload_skips_are_loaded_after_it(fake: Fake, sinks: list[tuple[str, Any]]) -> None:
+    pytest.importorskip("torch")
+    whole = [("model.norm.weight", "values")]
+    loaded: list[list[tuple[str, Any]]] = []
+    model = SimpleNamespace(load_weights=lambda weights: loaded.append(list(weights)))
+    engine: Any = SimpleNamespace(
+        model_config=fake.model_config,
+        vllm_config=fake.vllm_config,
+        collective_rpc=lambda _, kwargs: loaded.append(list(kwargs["weights_iterator"])),
+        apply_model=lambda load: load(model),
+    )
+    load_into(engine, [*whole, *sinks], has_adapters=False, reorders=True)
+    assert loaded == [whole, *([sinks] if sinks else [])]
