@@ -102,8 +102,11 @@ _ACTIVATION = dict.fromkeys(("gemma3_text", GEMMA4), ("hidden_activation", "gelu
 """Key and value of the activation in families that have another than `hidden_act: silu`."""
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """Constants of gpt-oss's experts, which are fixed in vLLM."""
-_GPT_OSS: Mapping[str, Any] = {
+_GPT_OSS: dict[str, Any] = {
     "attention_bias": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
     "rms_norm_eps": 1e-5,
     "swiglu_alpha": SWIGLU_ALPHA,
     "swiglu_limit": SWIGLU_LIMIT,
@@ -165,7 +168,10 @@ def has_vision(config: Any) -> bool:
 def is_packed(config: Any) -> bool:
     """Whether `config.json` describes weights in MXFP4 that `trainers.model.text_part` can unpack (gpt-oss)."""
     quantized = config.get("quantization_config") if isinstance(config, dict) else None
-    return isinstance(quantized, dict) and (config["model_type"], quantized.get("quant_method")) == ("gpt_oss", "mxfp4")
+    return isinstance(quantized, dict) and (config.get("model_type"), quantized.get("quant_method")) == (
+        "gpt_oss",
+        "mxfp4",
+    )
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
@@ -210,7 +216,7 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         config.setdefault("num_experts", config["num_local_experts"])
     if family == "gpt_oss":
         config["moe_intermediate_size"] = config.get("intermediate_size")
-    if absent := [key for key in FAMILIES[family] if key not in config]:
+    if absent := [key for key in FAMILIES[family] if config.get(key) is None]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if family == GEMMA4:
         _complete_gemma4(config)
@@ -318,7 +324,8 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
         if feature := _unsupported_rope(family, rope_parameters(config, layer), head_dim):
             return feature
     if family == "gpt_oss":
-        for key, only in _GPT_OSS.items():
+        experts = {"num_experts": config.get("num_local_experts", config["num_experts"])}
+        for key, only in (_GPT_OSS | experts).items():
             if (value := config.get(key, only)) != only:
                 return f"{key}={value!r}"
         kinds = config.get("layer_types") or ()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.errors import UsageError
-from trainers.model.folder import INDEX, check_hf_config, heads, read_hf_config, weight_files
+from trainers.model.folder import FAMILIES, INDEX, check_hf_config, heads, read_hf_config, weight_files
 from trainers.plan.shape import hub_config, published
 
 
@@ -57,3 +57,15 @@ def test_gemma_4_is_read_as_transformers_saves_it(layers: int) -> None:
     assert [heads(config, layer) for layer in range(layers)] == [
         heads(hub_config(name), layer) for layer in range(layers)
     ]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma4_text", "gpt_oss"])
+def test_a_key_without_a_value_is_missing(family: str) -> None:
+    config = dict.fromkeys(FAMILIES[family], 2) | {"model_type": family, "sliding_window": None}
+    with pytest.raises(UsageError, match=r"config\.json of a model lacks sliding_window"):
+        check_hf_config(config, "a model")
+
+
+def test_weights_in_mxfp4_of_an_unknown_family_are_refused() -> None:
+    with pytest.raises(UsageError, match="is a None model"):
+        check_hf_config({"quantization_config": {"quant_method": "mxfp4"}}, "a model")
