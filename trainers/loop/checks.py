@@ -176,13 +176,11 @@ def check_parallelism(config: RunConfig) -> None:
 
 
 def check_precision(config: RunConfig, folder: Path) -> None:
-    """Reject float32 on GPUs for models with sliding windows or gated delta layers."""
-    if config.model.dtype != "float32":
-        return
-    hf = read_hf_config(folder)
+    """Reject models whose sliding windows or gated delta layers no kernel on a GPU supports in this precision."""
+    hf, in_float32 = read_hf_config(folder), config.model.dtype == "float32"
     if config.trainer.with_gpus:
-        check_windows(folder, hf, config.model.max_length)
-    generates = config.rolls_out and config.generator.with_gpus
+        check_windows(folder, hf, config.model.max_length, in_float32=in_float32)
+    generates = config.rolls_out and config.generator.with_gpus and in_float32
     if generates and any(is_linear(hf, layer) for layer in range(hf["num_hidden_layers"])):
         raise UsageError(
             f"{folder} has gated delta layers, which vLLM supports on GPUs in bfloat16 only",

@@ -100,6 +100,8 @@ _UNSUPPORTED = (
 """Keys of features that no family supports; the second row has those of Gemma 4."""
 _ACTIVATION = dict.fromkeys(("gemma3_text", GEMMA4), ("hidden_activation", "gelu_pytorch_tanh"))
 """Key and value of the activation in families that have another than `hidden_act: silu`."""
+WIDEST = 256
+"""Maximum elements of an attention head in FlashAttention-2."""
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """Constants of gpt-oss's experts, which are fixed in vLLM."""
 _GPT_OSS: dict[str, Any] = {
@@ -296,12 +298,20 @@ def window(config: Mapping[str, Any], layer: int) -> int | None:
     return int(config["sliding_window"]) if sliding else None
 
 
-def check_windows(folder: Path, config: Mapping[str, Any], max_length: int) -> None:
-    """Refuse sliding windows shorter than `max_length`, for a model in float32 on a GPU."""
-    if any((window(config, layer) or max_length) < max_length for layer in range(config["num_hidden_layers"])):
+def check_windows(folder: Path, config: Mapping[str, Any], max_length: int, *, in_float32: bool) -> None:
+    """Refuse sliding windows shorter than `max_length` that no kernel on a GPU supports."""
+    layers = range(config["num_hidden_layers"])
+    windowed = [layer for layer in layers if (window(config, layer) or max_length) < max_length]
+    if windowed and in_float32:
         raise UsageError(
             f"{folder} uses sliding-window attention, which the trainer supports on GPUs in bfloat16 only",
             fix="use model.dtype=bfloat16",
+        )
+    if any(heads(config, layer)[0] > WIDEST for layer in windowed):
+        raise UsageError(
+            f"{folder} has sliding windows with attention heads of more than {WIDEST} elements, "
+            "which the trainer does not support on GPUs",
+            fix=f"use a model.max_length of at most {window(config, windowed[0])}, or train on a CPU",
         )
 
 

@@ -15,12 +15,11 @@ import torch
 from torchtitan.models.common.attention import ScaledDotProductAttention
 
 from trainers.compat.torch import efficient_attention
+from trainers.model.folder import WIDEST
 from trainers.titan.context import gather_tokens
 from trainers.titan.layout import ContextLayout, Grid, PackedLayout, RowLayout, VarlenLayout
 
 HALF = torch.bfloat16, torch.float16
-WIDEST = 256
-"""Maximum elements of an attention head in FlashAttention-2."""
 
 
 class _Spread(torch.autograd.Function):
@@ -182,8 +181,7 @@ def attend_varlen(
 
     Inputs and output are [T, heads, head dim]. 16-bit types use FlashAttention-2 (Dao 2023, arXiv 2307.08691). Others,
     and heads larger than `WIDEST`, use memory-efficient attention (Rabe and Staats 2021, arXiv 2112.05682), since
-    FlashAttention-2 doesn't support them. This ignores `window`: `TitanModel` rejects windows for other types, and no
-    family has them with such heads.
+    FlashAttention-2 doesn't support them. This ignores `window`: `check_windows` rejects windows for them.
     """
     if torch.is_autocast_enabled(q.device.type):  # as `scaled_dot_product_attention` does
         q, k, v = (each.to(torch.get_autocast_dtype(q.device.type)) for each in (q, k, v))

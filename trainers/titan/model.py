@@ -105,8 +105,8 @@ class TitanModel:
         self._device = device
         self.dtype = getattr(torch, dtype)
         self._hf = hf = read_hf_config(folder)
-        if device.type == "cuda" and self.dtype == torch.float32:
-            check_windows(self.folder, hf, max_length)
+        if device.type == "cuda":
+            check_windows(self.folder, hf, max_length, in_float32=self.dtype == torch.float32)
         with_attention = [layer for layer in range(hf["num_hidden_layers"]) if not is_linear(hf, layer)]
         if len(with_attention) < hf["num_hidden_layers"] and self.sharding.compile:
             raise UsageError(

@@ -391,6 +391,17 @@ def test_windows_and_gated_delta_layers_are_refused_in_float32_on_gpus(
     check_precision(on_cpu, tmp_path)
 
 
+def test_windows_of_wide_heads_are_refused_on_gpus(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | GEMMA4 | {"head_dim": 320}))
+    overrides = [f"model.path={tmp_path}", "model.dtype=bfloat16", "trainer.with_gpus=true", "trainer.threads=1"]
+    config = load_config("coding_rlvr", overrides)
+    with pytest.raises(UsageError, match=r"heads of more than 256 elements, which .* not support on GPUs") as caught:
+        check_precision(config, tmp_path)
+    assert "model.max_length of at most 64" in (caught.value.fix or "")
+    config.trainer.with_gpus = False
+    check_precision(config, tmp_path)
+
+
 def spoil(folder: Path, how: str) -> None:
     """Change one thing in a sound checkpoint folder."""
     import torch
