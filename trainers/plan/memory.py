@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from forge_env.config.recipe import OptimizerSection, ParallelismSection
+from trainers.model.folder import WIDEST
 from trainers.plan.shape import Delta, Shape
 
 GIB = 2**30
@@ -143,6 +144,8 @@ def saved_bytes(
     residual = 2 * shape.dim * layout.normed(layout.residual) / tensor * (1 + shape.out_norms)
     inputs = shape.dim * itemsize * (5 if layout.alone else 2)  # a cast for each matrix, or their common inputs
     heads = (q + k) * layout.normed(itemsize, mixed=layout.alone) * shape.qk_norm
+    if layout.device == "cuda" and (itemsize == FLOAT32 or shape.head_dim > WIDEST):
+        k = q  # memory-efficient attention has a copy of keys and values for each head of the queries
     attention = grid * (2 * (q + copies * k) * itemsize + shape.heads / tensor * FLOAT32) + q * itemsize
     if layout.context > 1:  # keys and values of the whole row, and a mask of the tokens that each token attends to
         attention = 3 * q * itemsize + (2 * k * layout.context + tokens) * itemsize + shape.heads / tensor * FLOAT32

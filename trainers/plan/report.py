@@ -176,6 +176,8 @@ def _assumed(forecast: Forecast, question: Question) -> Iterator[str]:
     if forecast.needed:
         yield f"{RESERVED_GIB:g} GiB of each GPU are reserved for CUDA, NCCL and fragmentation"
         yield f"{forecast.cluster.gpu.name}: {forecast.cluster.gpu.source}"
+    if forecast.shape.sinks and forecast.config.trainer.with_gpus:
+        yield "masks and scores of attention sinks are not counted in the trainer's memory"
     for constant in vars(hardware).values():
         if isinstance(constant, Constant) and constant.kind == "assumed" and forecast.needed:
             yield f"{constant.source}: {constant.value:g}"

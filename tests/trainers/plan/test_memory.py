@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from forge_env.trajectory import Segment
 from tests.trainers.plan.unreal import peak_bytes
 from trainers.model.folder import check_hf_config
 from trainers.plan.hardware import GPUS, Gpu
-from trainers.plan.memory import Layout, trainer_memory
+from trainers.plan.memory import Layout, saved_bytes, trainer_memory
 from trainers.plan.shape import Shape
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
@@ -125,6 +126,20 @@ def test_forecast_of_passes(changes: dict[str, Any], recompute: str, dtype: str,
     weights = {id(parameter): parameter.numel() for parameter in model.module.parameters()}
     assert expected.parts["weights"] == 4 * (sum(weights.values()) - model.adapter_parameters)
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "expanded"), [("float32", 64, True), ("bfloat16", 512, True), ("bfloat16", 256, False)]
+)
+def test_keys_are_expanded_for_memory_efficient_attention_on_gpus(dtype: str, head_dim: int, expanded: bool) -> None:
+    grouped = Shape.of(check_hf_config(SMALL | {"head_dim": head_dim}, "a model"), "")
+    whole = replace(grouped, kv_heads=grouped.heads)
+
+    def attention(shape: Shape, device: str) -> float:
+        return saved_bytes(replace(shape, qk_norm=False), Layout(dtype=dtype, device=device), 512, 1.0, mixture=False)
+
+    assert attention(grouped, "cpu") < attention(whole, "cpu")
+    assert (attention(grouped, "cuda") == attention(whole, "cuda")) == expanded
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -185,6 +185,12 @@ def test_a_method_that_knows_nothing_of_plans_says_so(capsys: pytest.CaptureFixt
     assert "method=warmup can't forecast a recipe" in capsys.readouterr().err
 
 
+def test_memory_that_is_not_counted_is_named(plan: Plan) -> None:
+    sinks = "masks and scores of attention sinks are not counted"
+    assert sinks in plan("grpo/qwen3_8b", "model.path=openai/gpt-oss-20b")
+    assert sinks not in plan("grpo/qwen3_8b")
+
+
 @pytest.mark.slow
 def test_512_gpus_have_an_answer(plan: Plan) -> None:
     printed = plan("grpo/qwen3_32b", "--gpus", "512xH100", "--price", "2")
