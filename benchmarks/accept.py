@@ -150,9 +150,9 @@ async def check_agreement(options: Options, engine: str) -> Stage:
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
         taken = await after_updates(recipe(options, engine=engine, path=str(folder)), folder, (0, 8), Path(scratch))
     for count, apart in taken.items():
-        # on a GPU, vLLM's attention multiplies in TF32
         stage.at_most(f"mean mismatch after {count} updates", apart.mean(), 5e-3 if options.on_gpu else 1e-5)
-        stage.figures[f"largest mismatch after {count} updates"] = float(apart.max())
+        # on a GPU, vLLM's attention multiplies in TF32: single tokens differ by 0.02
+        stage.at_most(f"largest mismatch after {count} updates", apart.max(), 0.1 if options.on_gpu else 1e-4)
     return stage
 
 
@@ -355,8 +355,8 @@ def train(name: str, options: Options, overrides: Sequence[str], file: str = "co
     with start(name, options, overrides, file=file).watched() as training:
         code = training.wait(RUN_S)
     stage.figures["wall, s"] = time.perf_counter() - started
-    stage.at_least("run has succeeded", has_succeeded(folder), 1)
-    if code != 0:
+    stage.at_most("exit code", abs(code), 0)
+    if code != 0 or not has_succeeded(folder):
         stage.figures["error"] = str(training.failure(f"exit code {code}"))
         return stage, {}
     result = summary(folder)
@@ -385,7 +385,7 @@ def check_life(options: Options) -> Stage:
         stage.figures["exit code after an interrupt"] = training.interrupt()
     started = time.perf_counter()
     with start("life", options, [], resume=True).watched() as training:
-        stage.figures["exit code of the resumed run"] = training.wait(RUN_S)
+        stage.at_most("exit code of the resumed run", abs(training.wait(RUN_S)), 0)
     stage.at_least("resumed run has succeeded", has_succeeded(folder), 1)
     stage.figures["resumed run, s"] = time.perf_counter() - started
     if options.on_gpu:
