@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -70,6 +70,14 @@ def optimizers_with(prefix: str, factory: Callable[..., Optimizer]) -> Any:
 def same_config(base: Any) -> Any:
     """Config of a subclass of a TorchTitan component, which must not share that of `base`, with the same fields."""
     return dataclass(kw_only=True, slots=True)(type("Config", (base.Config,), {}))
+
+
+def arguments(config: Any) -> dict[str, Any]:
+    """Arguments of a TorchTitan config's class that build an equal config, to which those of a subclass can be added.
+
+    The values are not copied.
+    """
+    return {item.name: getattr(config, item.name) for item in fields(config) if item.init}
 
 
 def set_lora_scaling(layer: Any, factor: float) -> None:

@@ -20,7 +20,16 @@ from safetensors import SafetensorError, safe_open
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.reading import ANYWHERE, read_json
-from trainers.model.folder import QWEN3_5, file_digests, heads, is_linear, keys_are_values
+from trainers.model.folder import (
+    GEMMA4,
+    QWEN3_5,
+    feed_forward_width,
+    file_digests,
+    heads,
+    is_linear,
+    keys_are_values,
+    lender,
+)
 
 FOLDER = "adapter"
 """Folder of a checkpoint that holds its adapters."""
@@ -58,11 +67,14 @@ def block_shapes(hf: Mapping[str, Any], block: int) -> dict[str, tuple[int, int]
         shapes = {"in_proj_qkv": (mixed, dim), "in_proj_z": (values, dim), "out_proj": (dim, values)}
     else:
         gates = queries if hf["model_type"] in QWEN3_5 else 0  # the output's gate is in the same matrix
-        shapes = {"q_proj": (queries + gates, dim), "k_proj": (keys, dim)}
-        shapes |= {} if keys_are_values(hf, block) else {"v_proj": (keys, dim)}
+        shapes = {"q_proj": (queries + gates, dim)}
+        if lender(hf, block) is None:
+            shapes["k_proj"] = keys, dim
+            if not keys_are_values(hf, block):
+                shapes["v_proj"] = keys, dim
         shapes["o_proj"] = (dim, queries)
-    if not hf.get("num_experts"):  # PEFT applies these names to the layers of experts
-        inner = hf["intermediate_size"]
+    if not hf.get("num_experts") or hf["model_type"] == GEMMA4:  # in others, PEFT applies these names to experts
+        inner = feed_forward_width(hf, block)
         shapes |= {"gate_proj": (inner, dim), "up_proj": (inner, dim), "down_proj": (dim, inner)}
     return shapes
 

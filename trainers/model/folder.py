@@ -28,6 +28,7 @@ _SHAPE = (
     *("rms_norm_eps", "vocab_size"),
 )
 _EXPERTS = ("moe_intermediate_size", "num_experts", "num_experts_per_tok")
+_GEMMA4_EXPERTS = ("moe_intermediate_size", "num_experts", "top_k_experts")
 _DELTA = (
     *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
     "linear_value_head_dim",
@@ -93,11 +94,8 @@ _GEMMA4_ROPE = {
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
 """Default `rope_parameters` of Gemma 4."""
-_UNSUPPORTED = (
-    *("attn_logit_softcapping", "use_bidirectional_attention"),
-    *("per_layer_config", "hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"),
-)
-"""Keys of features that no family supports; the second row has those of Gemma 4."""
+_UNSUPPORTED = ("attn_logit_softcapping", "use_bidirectional_attention", "per_layer_config")
+"""Keys of features that no family supports."""
 _ACTIVATION = dict.fromkeys(("gemma3_text", GEMMA4), ("hidden_activation", "gelu_pytorch_tanh"))
 """Key and value of the activation in families that have another than `hidden_act: silu`."""
 WIDEST = 256
@@ -218,7 +216,8 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         config.setdefault("num_experts", config["num_local_experts"])
     if family == "gpt_oss":
         config["moe_intermediate_size"] = config.get("intermediate_size")
-    if absent := [key for key in FAMILIES[family] if config.get(key) is None]:
+    needed = FAMILIES[family] if not config.get("enable_moe_block") else (*FAMILIES[family], *_GEMMA4_EXPERTS)
+    if absent := [key for key in needed if config.get(key) is None]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if family == GEMMA4:
         _complete_gemma4(config)
@@ -268,8 +267,23 @@ def keys_are_values(config: Mapping[str, Any], layer: int) -> bool:
     return config["model_type"] == GEMMA4 and bool(config.get("attention_k_eq_v")) and window(config, layer) is None
 
 
+def lender(config: Mapping[str, Any], layer: int) -> int | None:
+    """Layer whose keys and values a layer uses; None: its own. In some models of Gemma 4, the last layers have none."""
+    first = config["num_hidden_layers"] - (config.get("num_kv_shared_layers") or 0)
+    if config["model_type"] != GEMMA4 or layer < first:
+        return None
+    kinds = config["layer_types"]
+    return max(other for other in range(first) if kinds[other] == kinds[layer])
+
+
+def feed_forward_width(config: Mapping[str, Any], layer: int) -> int:
+    """Width of a layer's feed-forward layer without experts."""
+    width: int = config["intermediate_size"]
+    return 2 * width if config.get("use_double_wide_mlp") and lender(config, layer) is not None else width
+
+
 def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer is a mixture of experts."""
+    """Whether a layer has a mixture of experts, in Gemma 4 beside its feed-forward layer."""
     if not config.get("num_experts"):
         return False
     return (
@@ -350,7 +364,9 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
         return f"the activation {activation!r}"
     if config.get("output_gate_type", "silu") not in ("silu", "swish") or not config.get("attn_output_gate", True):
         return "another gate of its layers"
-    for feature in (*_UNSUPPORTED, "num_experts" if family == GEMMA4 else "final_logit_softcapping"):
+    if family == GEMMA4 and (feature := _unsupported_gemma4(config)):
+        return feature
+    for feature in _UNSUPPORTED if family == GEMMA4 else (*_UNSUPPORTED, "final_logit_softcapping"):
         if config.get(feature):
             return feature
     return "quantized weights" if config.get("quantization_config") else None
@@ -369,7 +385,10 @@ def _complete_gemma4(config: dict[str, Any]) -> None:
     config["layer_types"] = kinds = [*kinds[:-1], "full_attention"]
     config["rope_parameters"] = config.get("rope_parameters") or _GEMMA4_ROPE
     config.setdefault("hidden_size_per_layer_input", 256)
+    config.setdefault("vocab_size_per_layer_input", 262_144)
     config.setdefault("global_head_dim", 512)
+    if config.get("enable_moe_block"):
+        config["num_experts_per_tok"] = config.get("top_k_experts")
     if config.get("use_bidirectional_attention") == "vision":  # concerns image tokens only
         del config["use_bidirectional_attention"]
     # `transformers` pads the numbers of layers with zeros
@@ -380,6 +399,19 @@ def _complete_gemma4(config: dict[str, Any]) -> None:
         del config["per_layer_config"]
         config["global_head_dim"] = full[0].get("head_dim", config["head_dim"])
         config["num_global_key_value_heads"] = full[0].get("num_key_value_heads")
+
+
+def _unsupported_gemma4(config: Mapping[str, Any]) -> str | None:
+    if bool(config.get("enable_moe_block")) != (config.get("num_experts") is not None):
+        return "only one of enable_moe_block and num_experts"  # vLLM reads one, and transformers the other
+    tokens = config["vocab_size_per_layer_input"]
+    if config["hidden_size_per_layer_input"] and tokens != config["vocab_size"]:
+        return f"vocab_size_per_layer_input={tokens} besides vocab_size={config['vocab_size']}"
+    kinds, shared = config["layer_types"], config.get("num_kv_shared_layers") or 0
+    first = max(len(kinds) - shared, 0)
+    if not set(kinds[first:]) <= set(kinds[:first]):
+        return f"num_kv_shared_layers={shared}, so that a layer has no keys and values to use"
+    return None
 
 
 def _unsupported_rope(family: str, rope: Mapping[str, Any], head_dim: int) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from trainers.model.folder import (
     from_hub,
     has_vision,
     is_packed,
+    lender,
     read_config,
     weight_files,
 )
@@ -54,14 +55,14 @@ def text_part(folder: Path, out: Path) -> None:
         text["model_type"] = family = f"{config['model_type']}_text"
         # config.json on the hub omits values that are defaults in transformers
         text = AutoConfig.for_model(**text).to_dict() | {"architectures": [ARCHITECTURES[family]]}
-    check_hf_config(dict(text), str(folder))
+    unused = _unused(check_hf_config(dict(text), str(folder)))
     with written_whole(out) as staging, ExitStack() as stack:
         staging.mkdir(parents=True)
         weight_map: dict[str, str] = {}
         files = weight_files(folder)
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         for file, source in zip(files, opened, strict=True):
-            tensors = dict(_unpacked(source, opened) if packed else _text(source))
+            tensors = dict(_unpacked(source, opened) if packed else _text(source, unused))
             if tensors:
                 save_file(tensors, staging / file.name, {"format": "pt"})
             weight_map |= dict.fromkeys(tensors, file.name)
@@ -99,10 +100,17 @@ def _unpacked(source: Any, files: Sequence[Any]) -> Iterator[tuple[str, torch.Te
             yield name, tensor
 
 
-def _text(source: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the text part in a file."""
+def _unused(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Beginnings of names of tensors that no layer uses: in layers of Gemma 4 that use the keys of another layer."""
+    borrowers = [layer for layer in range(config["num_hidden_layers"]) if lender(config, layer) is not None]
+    names = ("k_proj", "k_norm", "v_proj")
+    return tuple(f"model.layers.{layer}.self_attn.{name}." for layer in borrowers for name in names)
+
+
+def _text(source: Any, unused: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of the text part in a file, without unused ones."""
     for name in source.keys():  # noqa: SIM118 - not a mapping
-        if (new := _renamed(name)) is not None:
+        if (new := _renamed(name)) is not None and not new.startswith(unused):
             yield from _parts(new, source.get_tensor(name))
 
 
@@ -115,9 +123,9 @@ def _renamed(name: str) -> str | None:
 
 
 def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split a tensor of all experts of a layer by expert and projection; yield other tensors unchanged."""
+    """Split a tensor of all experts of a layer of Qwen 3.5 by expert and projection; yield other tensors unchanged."""
     experts, _, projection = name.rpartition(".")
-    if not experts.endswith(".experts"):
+    if not experts.endswith(".mlp.experts"):
         yield name, tensor
         return
     parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[projection]

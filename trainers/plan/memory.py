@@ -115,10 +115,9 @@ def optimizer_bytes(shape: Shape, section: OptimizerSection) -> float:
     """Bytes of the optimizer's moments: AdamW keeps two per parameter, Muon one for hidden matrices except experts."""
     moments = 2 * FLOAT32 * shape.parameters
     if section.muon_lr > 0:
-        matrices = sum(count * sizes.projections for count, sizes, _, linear in shape.kinds if not linear)
-        widths = (shape.layers - shape.mixtures) * shape.hidden + shape.mixtures * shape.shared_hidden
-        dense = 3 * shape.dim * widths
-        moments -= FLOAT32 * (matrices + dense)
+        for count, sizes, experts, linear in shape.kinds:
+            projections = 0 if linear else sizes.projections
+            moments -= FLOAT32 * count * (projections + 3 * shape.dim * sizes.dense(experts))
     return moments
 
 
@@ -143,7 +142,8 @@ def saved_bytes(
     # Between blocks, tensor parallelism splits the row itself; the inputs of linear layers are whole rows.
     residual = 2 * shape.dim * layout.normed(layout.residual) / tensor * (1 + shape.out_norms)
     inputs = shape.dim * itemsize * (5 if layout.alone else 2)  # a cast for each matrix, or their common inputs
-    heads = (q + k) * layout.normed(itemsize, mixed=layout.alone) * shape.qk_norm
+    normed_keys = 0 if shape.borrows else k
+    heads = (q + normed_keys) * layout.normed(itemsize, mixed=layout.alone) * shape.qk_norm
     if layout.device == "cuda" and (itemsize == FLOAT32 or shape.head_dim > WIDEST):
         k = q  # memory-efficient attention has a copy of keys and values for each head of the queries
     attention = grid * (2 * (q + copies * k) * itemsize + shape.heads / tensor * FLOAT32) + q * itemsize
@@ -153,6 +153,9 @@ def saved_bytes(
     rotary = 2 * shape.head_dim * FLOAT32 if shape.qk_norm else shape.head_dim * FLOAT32
     roots = FLOAT32 * (2 / tensor + (shape.heads + shape.kv_heads) / tensor * shape.qk_norm)
     inputs += layout.adapters * itemsize
+    if shape.layer_input:  # gate, its GELU, their product, and the norm of the output
+        residual += shape.dim * layout.normed(layout.residual) / tensor
+        inputs += 3 * shape.layer_input * itemsize + (shape.dim * itemsize if layout.alone else 0)
     feed_forward = _feed_forward_bytes(shape, layout, mixture=mixture)
     if linear:
         return residual + inputs + _delta_bytes(shape.delta, layout, copies) + 2 * FLOAT32 + feed_forward
@@ -170,12 +173,15 @@ def _delta_bytes(delta: Delta, layout: Layout, copies: float) -> float:
 
 def _feed_forward_bytes(shape: Shape, layout: Layout, *, mixture: bool) -> float:
     itemsize = layout.precision
+    dense = 4 * shape.hidden / layout.tensor * itemsize
     if not mixture:
-        return 4 * shape.hidden / layout.tensor * itemsize
+        return dense
     router = shape.experts * (FLOAT32 + FLOAT32 + 1) + (shape.dim * FLOAT32 if itemsize != FLOAT32 else 0)
     rows = 2 * shape.dim + 4 * shape.expert_hidden
-    shared = (4 * shape.shared_hidden + shape.dim) * itemsize * (shape.shared_hidden > 0)
-    return router + shape.active * (rows * itemsize + 24) + shared
+    everyone = float(4 * shape.shared_hidden + shape.dim) * itemsize * (shape.shared_hidden > 0)
+    if shape.beside:  # norms of both outputs and of the inputs of router and experts, and the scales of the router
+        everyone = dense + shape.dim * (4 * layout.normed(layout.residual) + 2 * itemsize)
+    return router + shape.active * (rows * itemsize + 24) + everyone
 
 
 def _between(
@@ -198,22 +204,24 @@ def _between(
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Bytes of a forward and backward pass at the two moments when memory use is highest.
+    """Bytes of a forward and backward pass at the moments when memory use is highest.
 
     Attributes:
         activations: bytes that all blocks keep for the backward pass.
         head: further bytes of the head, while all activations are in memory.
         block: further bytes of the first block whose backward pass runs, while the other activations are in memory.
+        end: bytes at the end of the backward pass, when no block has activations.
     """
 
     activations: float
     head: float
     block: float
+    end: float = 0.0
 
     @property
     def peak(self) -> float:
-        """Bytes at the higher of the two moments."""
-        return self.activations + max(self.head, self.block)
+        """Bytes at the highest of these moments."""
+        return max(self.activations + max(self.head, self.block), self.end)
 
 
 def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float, copies: float = 1.0) -> Pass:
@@ -230,17 +238,21 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
         if count:
             each, more = _between(sizes, layout, tokens, grid, mixture=experts, linear=delta, copies=copies)
             saved, recomputed = saved + count * each * rows, max(recomputed, more * rows)
+    width = shape.layers * shape.layer_input  # of the inputs of all blocks, of which the last moment has gradients too
+    saved += rows * width * (layout.residual + layout.normed(layout.residual))
     hidden = shape.used / (1 if shape.mixtures else tensor)
     working = rows * (2 * hidden * itemsize + 2 * shape.dim * layout.residual / tensor)
     final = rows * shape.dim * layout.normed(layout.residual) / tensor
-    casts = (shape.blocks + shape.embedding) * itemsize if layout.alone else 0
-    block = recomputed + working
+    casts = (shape.blocks + shape.embedding + shape.dim * width) * itemsize if layout.alone else 0
+    block, end = recomputed + working, 0.0
     if layout.ranks > 1:  # FSDP: weights of a block and of the next one, and gradients in both precisions
         block += (
             shape.largest_block / tensor * (2 * itemsize + itemsize + FLOAT32) + shape.embedding / tensor * itemsize
         )
+        casts += shape.layer_inputs * itemsize  # FSDP's outermost module, whole from the beginning to the end
+        end = shape.layer_inputs * (2 * itemsize + FLOAT32)
     head = final + learned * shape.dim * (itemsize + 2 * FLOAT32) + _head_bytes(shape, layout, learned)
-    return Pass(saved + casts, head, block)
+    return Pass(saved + casts, head, block, end)
 
 
 def _head_bytes(shape: Shape, layout: Layout, targets: int) -> float:
@@ -304,6 +316,8 @@ def scoring_memory(shape: Shape, layout: Layout, tokens: int) -> Memory:
     blocks = 2 if layout.shards > 1 else int(layout.alone)
     cast = blocks * shape.largest_block * layout.precision
     head = 2 * TILE_BYTES[layout.device] + (shape.embedding * layout.precision if blocks else 0)
+    if layout.shards > 1:
+        working += shape.layer_inputs * layout.precision
     return Memory(
         {"weights": FLOAT32 * shape.parameters / layout.ranks, "head, or one block": max(working + cast, head)}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,10 +20,12 @@ from trainers.model.folder import (
     GEMMA4,
     QWEN3_5,
     check_hf_config,
+    feed_forward_width,
     heads,
     is_linear,
     is_mixture,
     keys_are_values,
+    lender,
     local_folder,
     read_hf_config,
     window,
@@ -91,13 +94,16 @@ class Shape:
         scaled: whether blocks multiply their output by a scale.
         windowed: number of blocks in which a token attends to the last `window` tokens only.
         window: size of that window.
-        full: shape of blocks without a window, if their attention heads differ from the others'.
+        parts: numbers and shapes of blocks of each kind, if their attention or feed-forward layers differ in size.
         keys_are_values: whether the keys of attention are also its values.
+        borrows: whether attention uses the keys and values of an earlier block.
+        layer_input: width of the embeddings that each block has for every token; 0: there are none.
         gated: whether the output of attention is multiplied by a gate, as wide as the queries.
         linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
         qkv_bias: whether the projections of queries, keys and values have biases.
         sinks: whether attention has sinks, and its output, the router and the experts have biases.
         mixtures: number of blocks with experts.
+        beside: whether experts are beside a feed-forward layer instead of replacing it.
         active: number of experts that a token uses.
         expert_hidden: width of one expert.
         shared_hidden: width of the gated expert that every token uses.
@@ -119,12 +125,15 @@ class Shape:
     scaled: bool = False
     windowed: int = 0
     window: int = 0
-    full: Shape | None = None
+    parts: tuple[tuple[int, Shape], ...] = ()
     keys_are_values: bool = False
+    borrows: bool = False
+    layer_input: int = 0
     gated: bool = False
     linear: int = 0
     delta: Delta = Delta()
     mixtures: int = 0
+    beside: bool = False
     experts: int = 0
     active: int = 0
     expert_hidden: int = 0
@@ -157,7 +166,9 @@ class Shape:
             gated=hf["model_type"] in QWEN3_5,
             linear=linear,
             delta=Delta.of(hf) if linear else Delta(),
+            layer_input=hf.get("hidden_size_per_layer_input") or 0,
             mixtures=mixtures,
+            beside=hf["model_type"] == GEMMA4 and mixtures > 0,
             experts=hf["num_experts"] if mixtures else 0,
             active=hf["num_experts_per_tok"] if mixtures else 0,
             expert_hidden=hf["moe_intermediate_size"] if mixtures else 0,
@@ -165,10 +176,20 @@ class Shape:
         )
         if hf["model_type"] != GEMMA4:
             return shape
-        last = shape.layers - 1  # which has no window
-        head_dim, kv_heads = heads(hf, last)
-        full = replace(shape, head_dim=head_dim, kv_heads=kv_heads, keys_are_values=keys_are_values(hf, last))
-        return replace(shape, full=full)
+        parts = Counter(shape._part(hf, layer) for layer in layers)
+        return replace(shape, parts=tuple((count, part) for part, count in parts.items()))
+
+    def _part(self, hf: Mapping[str, Any], layer: int) -> Shape:
+        head_dim, kv_heads = heads(hf, layer)
+        return replace(
+            self,
+            head_dim=head_dim,
+            kv_heads=kv_heads,
+            hidden=feed_forward_width(hf, layer),
+            window=window(hf, layer) or 0,
+            keys_are_values=keys_are_values(hf, layer),
+            borrows=lender(hf, layer) is not None,
+        )
 
     @property
     def queries(self) -> int:
@@ -188,33 +209,44 @@ class Shape:
     @property
     def projections(self) -> int:
         """Parameters of the projection matrices of attention."""
-        return self.dim * ((2 + self.gated) * self.queries + (2 - self.keys_are_values) * self.keys)
+        keys = 0 if self.borrows else (2 - self.keys_are_values) * self.keys
+        return self.dim * ((2 + self.gated) * self.queries + keys)
 
     @property
     def attention(self) -> int:
-        """Parameters of a block with attention, except its feed-forward layers."""
+        """Parameters of a block with attention, except its feed-forward layers and experts."""
         biases = (self.queries + 2 * self.keys) * self.qkv_bias + (self.dim + self.heads) * self.sinks
-        norms = 2 * self.dim * (1 + self.out_norms) + 2 * self.head_dim * self.qk_norm
-        return self.projections + biases + norms + self.scaled
+        norms = 2 * self.dim * (1 + self.out_norms) + (2 - self.borrows) * self.head_dim * self.qk_norm
+        inputs = self.dim * (2 * self.layer_input + 1) if self.layer_input else 0
+        return self.projections + biases + norms + self.scaled + inputs
 
     @property
     def mixture(self) -> int:
-        """Parameters of a mixture of experts: the router, all experts, and the shared one with its gate."""
+        """Parameters of a mixture of experts: the router, all experts, and the shared one with its gate.
+
+        If it is beside a feed-forward layer, also its norms and scales.
+        """
         shared = 3 * self.dim * self.shared_hidden + self.dim * (self.shared_hidden > 0)
         biases = self.experts * (1 + 2 * self.expert_hidden + self.dim) * self.sinks
-        return self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden + shared + biases
+        scales = (4 * self.dim + self.experts) * self.beside
+        return self.dim * self.experts + 3 * self.experts * self.dim * self.expert_hidden + shared + biases + scales
+
+    def dense(self, experts: bool) -> int:
+        """Width of the feed-forward layer that every token uses in a block, with or without experts."""
+        return self.shared_hidden if experts and not self.beside else self.hidden
 
     @property
     def used(self) -> int:
         """Width of the feed-forward layers that a token uses in a block."""
-        return self.expert_hidden * self.active + self.shared_hidden if self.mixtures else self.hidden
+        dense = max(shape.dense(self.mixtures > 0) for _, shape, _, _ in self.kinds)
+        return self.expert_hidden * self.active + dense
 
     @property
     def kinds(self) -> tuple[tuple[int, Shape, bool, bool], ...]:
         """Kinds of blocks: their number, shape, whether they have experts, and whether they have gated delta layers."""
         experts = self.mixtures > 0
-        if self.full is not None:
-            return (self.windowed, self, experts, False), (self.layers - self.windowed, self.full, experts, False)
+        if self.parts:
+            return tuple((count, part, experts, False) for count, part in self.parts)
         if self.linear:  # then experts are in all blocks or in none
             return (self.layers - self.linear, self, experts, False), (self.linear, self, experts, True)
         return (self.layers - self.mixtures, self, False, False), (self.mixtures, self, True, False)
@@ -222,7 +254,8 @@ class Shape:
     def block(self, experts: bool, linear: bool) -> int:
         """Parameters of a block of this kind."""
         layer = self.delta.parameters(self.dim) + 2 * self.dim if linear else self.attention
-        return layer + (self.mixture if experts else 3 * self.dim * self.hidden)
+        dense = 0 if experts and not self.beside else 3 * self.dim * self.hidden
+        return layer + dense + (self.mixture if experts else 0)
 
     @property
     def largest_block(self) -> int:
@@ -237,7 +270,13 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Parameters of the model."""
-        return self.blocks + self.embedding * (1 if self.tied else 2) + self.dim
+        return self.blocks + self.embedding * (1 if self.tied else 2) + self.dim + self.layer_inputs
+
+    @property
+    def layer_inputs(self) -> int:
+        """Parameters of the embeddings that all blocks have, their projection and their norm."""
+        width = self.layers * self.layer_input
+        return (self.vocabulary + self.dim) * width + self.layer_input
 
     @property
     def idle(self) -> int:
@@ -247,20 +286,24 @@ class Shape:
     @property
     def computed(self) -> int:
         """Parameters that a token is multiplied with, except the head."""
-        return self.blocks - self.idle
+        return self.blocks - self.idle + self.dim * self.layers * self.layer_input
 
     def context_flops(self, length: float) -> float:
         """Attention operations of a token after `length` tokens: a multiply-add each for scores and weighted sum.
 
         A gated delta layer reads and changes its states: three multiply-adds for each element of them.
         """
-        seen = (self.layers - self.windowed - self.linear) * length * (self.full or self).queries
-        seen += self.windowed * min(length, self.window) * self.queries
+        if self.parts:
+            seen = sum(count * min(length, part.window or length) * part.queries for count, part in self.parts)
+        else:
+            seen = (self.layers - self.windowed - self.linear) * length * self.queries
+            seen += self.windowed * min(length, self.window) * self.queries
         return 4.0 * seen + 6.0 * self.linear * self.delta.values * self.delta.key_dim
 
     def kv_bytes(self, bytes_each: int) -> int:
         """Bytes of one token's keys and values in all layers that have them."""
-        return 2 * sum(count * shape.keys for count, shape, _, linear in self.kinds if not linear) * bytes_each
+        stored = [count * shape.keys for count, shape, _, linear in self.kinds if not (linear or shape.borrows)]
+        return 2 * sum(stored) * bytes_each
 
 
 @cache

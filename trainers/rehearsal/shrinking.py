@@ -19,9 +19,11 @@ from forge_env.config.recipe import ModelSection, RunConfig
 from forge_env.environment.base import Environment
 from trainers.model.folder import (
     ARCHITECTURES,
+    GEMMA4,
     check_hf_config,
     is_linear,
     is_mixture,
+    lender,
     rope_parameters,
     rotates,
     window,
@@ -35,7 +37,7 @@ HEAD_DIM = 32
 DELTA_DIM = 64
 """Size of a head of a gated delta layer."""
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96}
-WIDTHS |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+WIDTHS |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "hidden_size_per_layer_input"), 32)
 """Smallest widths."""
 TILE = 32
 """Widths keep their remainder for this number too: kernels compute tiles."""
@@ -67,10 +69,13 @@ def shrunk(hf: Mapping[str, Any], divided_by: int = 1) -> dict[str, Any]:
         UsageError: the trainer doesn't support the family.
     """
     small = check_hf_config(dict(hf), str(hf.get("model_type")))
-    layers = _layers(small)
+    kept = _layers(small)
+    layers = len(kept)
+    if small.get("num_kv_shared_layers"):
+        small["num_kv_shared_layers"] = sum(lender(small, layer) is not None for layer in kept)
     for name, values in small.items():
         if isinstance(values, list) and len(values) == small["num_hidden_layers"]:
-            small[name] = values[:layers]
+            small[name] = [values[layer] for layer in kept]
     if small.get("mlp_only_layers"):
         small["mlp_only_layers"] = [layer for layer in hf["mlp_only_layers"] if layer < layers]
     for name, least in WIDTHS.items():
@@ -97,14 +102,18 @@ def _heads(hf: Mapping[str, Any], width: str) -> int:
     return heads if width == "hidden_size" and hf[width] % heads == 0 else 1
 
 
-def _layers(hf: Mapping[str, Any]) -> int:
-    """Number of first layers among which every kind of layer is."""
+def _layers(hf: Mapping[str, Any]) -> list[int]:
+    """First layers among which every kind of layer is; of Gemma 4, whose configs list the kinds, one of each kind."""
     kinds = [_kind(hf, layer) for layer in range(hf["num_hidden_layers"])]
-    return min(len(kinds), max(FEWEST_LAYERS, *(kinds.index(kind) + 1 for kind in set(kinds))))
+    first = sorted({kinds.index(kind) for kind in kinds})
+    if hf["model_type"] == GEMMA4 and len(first) >= FEWEST_LAYERS:
+        return first
+    return [*range(min(len(kinds), max(FEWEST_LAYERS, first[-1] + 1)))]
 
 
 def _kind(hf: Mapping[str, Any], layer: int) -> tuple[object, ...]:
-    return is_mixture(hf, layer), is_linear(hf, layer), window(hf, layer), rotates(hf, layer)
+    borrows = lender(hf, layer) is not None
+    return is_mixture(hf, layer), is_linear(hf, layer), window(hf, layer), rotates(hf, layer), borrows
 
 
 def write_shrunk(
@@ -139,6 +148,8 @@ def write_shrunk(
             tokenizer = write_tokenizer(model, environment, seed, shape, SAMPLES)
             size = tokenizer.get_vocab_size(with_added_tokens=True)
             config["vocab_size"] = alike(config["vocab_size"], size, math.lcm(divided_by, 2 * TILE))
+            if "vocab_size_per_layer_input" in config:
+                config["vocab_size_per_layer_input"] = config["vocab_size"]
             config |= {"eos_token_id": tokenizer.token_to_id(END_OF_TURN), "bos_token_id": None}
         config["pad_token_id"] = 0  # some families' default is beyond a small vocabulary
         (shape / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

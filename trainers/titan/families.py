@@ -24,28 +24,29 @@ from torchtitan.models.common.config_utils import (
     make_token_dispatcher_config,
 )
 from torchtitan.models.common.feed_forward import FeedForward, SigmoidGatedFeedForward
-from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts
+from torchtitan.models.common.moe import MoE, RoutedExperts
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.llama3.model import Llama3TransformerBlock
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
-from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from trainers.compat.torchtitan import same_config
 from trainers.model.folder import (
     GEMMA4,
     QWEN3_5,
+    feed_forward_width,
     heads,
     is_linear,
     is_mixture,
-    keys_are_values,
     rope_parameters,
     window,
 )
-from trainers.titan.attention import PackedAttention, spread
+from trainers.titan.attention import PackedAttention
+from trainers.titan.decoder import ScoringLlama, ScoringQwen
+from trainers.titan.experts import Experts
 from trainers.titan.fused import FusedFeedForward, FusedQKV, FusedStateDictAdapter, shard_fused
 from trainers.titan.gemma import (
     GemmaBlock,
@@ -55,58 +56,23 @@ from trainers.titan.gemma import (
     ScaledEmbedding,
     shard_gemma,
 )
-from trainers.titan.gemma4 import Gemma4Attention, Gemma4Block, Gemma4Norm, Gemma4StateDictAdapter
+from trainers.titan.gemma4 import (
+    ExpertsBeside,
+    GeluExperts,
+    Gemma4Attention,
+    Gemma4Block,
+    Gemma4Norm,
+    Gemma4StateDictAdapter,
+    LayerInput,
+    LayerInputs,
+    ScoringGemma4,
+)
 from trainers.titan.gpt_oss import ClampedExperts, GptOssStateDictAdapter, SinkAttention
 from trainers.titan.head import Head
-from trainers.titan.layout import ContextLayout, RowLayout
-from trainers.titan.parallel import local
 from trainers.titan.qwen3_5 import GatedAttention, Qwen35StateDictAdapter, delta_config
 from trainers.titan.rope import rope_config
 
 Init = dict[str, Callable[..., Any]]
-
-
-class _Scoring:
-    """Decoder mix-in whose forward pass returns log-probabilities and entropies of given targets.
-
-    The head is part of the model's single forward call, so that FSDP sees whole passes.
-    """
-
-    tok_embeddings: Any
-    layers: Any
-    norm: Any
-    lm_head: Any
-
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        attention_masks: RowLayout | ContextLayout,
-        predictors: torch.Tensor,
-        targets: torch.Tensor,
-        temperature: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of `targets` at `predictors`, [N] indices into the row, [1, T]."""
-        hidden = self.tok_embeddings(tokens)
-        for layer in self.layers.values():
-            hidden = layer(hidden, attention_masks, positions)
-        hidden = self.norm(hidden)
-        hidden = local(hidden)  # tensor parallel: replicated on all its ranks
-        chosen = spread(hidden.flatten(0, 1), predictors)  # one token may predict the first of many replies
-        scored: tuple[torch.Tensor, torch.Tensor] = self.lm_head(chosen, targets, temperature)
-        return scored
-
-
-class ScoringLlama(_Scoring, Llama3Model):  # type: ignore[misc]
-    """TorchTitan's Llama 3 with `_Scoring`."""
-
-    Config = same_config(Llama3Model)
-
-
-class ScoringQwen(_Scoring, Qwen3Model):  # type: ignore[misc]
-    """TorchTitan's Qwen 3 with `_Scoring`; without query and key norms it is SmolLM 3, with biases too Qwen 2."""
-
-    Config = same_config(Qwen3Model)
 
 
 class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
@@ -117,29 +83,6 @@ class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
         for name in "qkv":
             theirs = f"model.layers.{{}}.self_attn.{name}_proj.bias"
             self.from_hf_map[theirs] = f"layers.{{}}.attention.qkv_linear.w{name}.bias"
-
-
-class Experts(GroupedExperts):  # type: ignore[misc]
-    """TorchTitan's experts, in the precision of the surrounding arithmetic instead of always bfloat16."""
-
-    Config = same_config(GroupedExperts)
-
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """Apply each expert to its tokens, [R, D] -> [R, D].
-
-        Tokens are sorted by expert; `num_tokens_per_expert_E` [E] counts those of each.
-        """
-        kind = x_RD.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_RD.dtype
-        ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
-
-        def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self._grouped_mm(A=rows, B_t=local(weight).to(dtype).transpose(-2, -1), offs=ends)
-            return out
-
-        rows = x_RD.to(dtype)
-        hidden = nn.functional.silu(product(rows, self.w1_EFD)) * product(rows, self.w3_EFD)
-        return product(hidden, self.w2_EDF).type_as(x_RD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +98,7 @@ class Family:
         gated: whether the output of attention is multiplied by a gate.
         sinks: whether attention has sinks, and its output, the router and the experts have biases.
         feed_forward: class of its feed-forward layers without experts.
+        experts: class of its experts.
     """
 
     model: type[ScoringLlama | ScoringQwen]
@@ -170,6 +114,7 @@ class Family:
     norm: type[RMSNorm] = RMSNorm
     embedding: type[Embedding] = Embedding
     feed_forward: type[FeedForward | FusedFeedForward] = FeedForward
+    experts: type[Experts] = Experts
 
     @property
     def fused(self) -> bool:
@@ -199,6 +144,7 @@ _PHI |= {"feed_forward": FusedFeedForward}
 _GEMMA: dict[str, Any] = {"block": GemmaBlock, "adapter": GemmaStateDictAdapter, "shard": shard_gemma}
 _GEMMA |= {"norm": GemmaNorm, "embedding": ScaledEmbedding, "feed_forward": GemmaFeedForward}
 _GEMMA4 = _GEMMA | {"block": Gemma4Block, "adapter": Gemma4StateDictAdapter, "norm": Gemma4Norm}
+_GEMMA4 |= {"model": ScoringGemma4, "experts": GeluExperts}
 _GEMMA4 |= {"shard": lambda config: None}  # `check_heads` rejects tensor parallelism for the family
 _QWEN3_5: dict[str, Any] = {"gated": True, "adapter": Qwen35StateDictAdapter, "norm": GemmaNorm}
 _QWEN3_5 |= {"shard": lambda config: None}  # `check_heads` rejects tensor parallelism for the family
@@ -213,7 +159,9 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": replace(_QWEN, **_GEMMA),
     GEMMA4: replace(_QWEN, **_GEMMA4),
     **dict.fromkeys(QWEN3_5, replace(_QWEN, **_QWEN3_5)),
-    "gpt_oss": replace(_QWEN, qk_norm=False, qkv_bias=True, sinks=True, adapter=GptOssStateDictAdapter),
+    "gpt_oss": replace(
+        _QWEN, qk_norm=False, qkv_bias=True, sinks=True, experts=ClampedExperts, adapter=GptOssStateDictAdapter
+    ),
 }
 """Families by the `model_type` in `config.json`."""
 
@@ -226,18 +174,28 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
     residual: Init = {**normal, "weight": partial(nn.init.normal_, std=0.02 / (2 * layers) ** 0.5)}
     tied = bool(hf.get("tie_word_embeddings", False))
     norms = [field.name for field in fields(family.block.Config) if field.name.endswith("_norm")]
+    is_gemma4, size = hf["model_type"] == GEMMA4, hf.get("hidden_size_per_layer_input")
 
     def block(layer: int) -> TransformerBlock.Config:
         mixture = is_mixture(hf, layer)
-        return family.block.Config(
-            **{name: _norm(family, dim, hf) for name in norms},
-            attention=delta_config(hf, normal, residual)
-            if is_linear(hf, layer)
-            else _attention(family, hf, layer, max_length, normal, residual),
-            moe=_mixture(family, hf, normal, residual) if mixture else None,
-            feed_forward=None if mixture else _feed_forward(family, hf, normal, residual),
-        )
+        parts: dict[str, Any] = {name: _norm(family, dim, hf) for name in norms}
+        if is_linear(hf, layer):
+            parts["attention"] = delta_config(hf, normal, residual)
+        else:
+            parts["attention"] = _attention(family, hf, layer, max_length, normal, residual)
+        if mixture:
+            parts["moe"] = _mixture(family, hf, normal, residual)
+        if not mixture or is_gemma4:
+            parts["feed_forward"] = _feed_forward(family, hf, layer, normal, residual)
+        if size:
+            parts["layer_input"] = LayerInput.Config(
+                gate=Linear.Config(in_features=dim, out_features=size, param_init=normal),
+                projection=Linear.Config(in_features=size, out_features=dim, param_init=residual),
+                norm=_norm(family, dim, hf),
+            )
+        return family.block.Config(**parts)
 
+    more = {"layer_inputs": _layer_inputs(family, hf, normal)} if size else {}
     return family.model.Config(
         vocab_size=hf["vocab_size"],
         dim=dim,
@@ -255,6 +213,17 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
             param_init=normal,
         ),
         layers=[block(layer) for layer in range(layers)],
+        **more,
+    )
+
+
+def _layer_inputs(family: Family, hf: Mapping[str, Any], normal: Init) -> LayerInputs.Config:
+    size, dim = hf["hidden_size_per_layer_input"], hf["hidden_size"]
+    width = hf["num_hidden_layers"] * size
+    return LayerInputs.Config(
+        embeddings=Embedding.Config(num_embeddings=hf["vocab_size"], embedding_dim=width, param_init=normal),
+        projection=Linear.Config(in_features=dim, out_features=width, param_init=normal),
+        norm=_norm(family, size, hf),
     )
 
 
@@ -272,8 +241,8 @@ def _norm(family: Family, size: int, hf: Mapping[str, Any]) -> RMSNorm.Config:
     return family.norm.Config(normalized_shape=size, eps=hf["rms_norm_eps"], param_init={"weight": neutral})
 
 
-def _feed_forward(family: Family, hf: Mapping[str, Any], normal: Init, residual: Init) -> Any:
-    dim, hidden = hf["hidden_size"], hf["intermediate_size"]
+def _feed_forward(family: Family, hf: Mapping[str, Any], layer: int, normal: Init, residual: Init) -> Any:
+    dim, hidden = hf["hidden_size"], feed_forward_width(hf, layer)
     if family.fused:
         return FusedFeedForward.Config(
             w13=Linear.Config(in_features=dim, out_features=2 * hidden, param_init=normal),
@@ -302,8 +271,7 @@ def _attention(family: Family, hf: Mapping[str, Any], layer: int, max_length: in
         qk_norm=_norm(family, head_dim, hf) if family.qk_norm else None,
     )
     if hf["model_type"] == GEMMA4:
-        attention.inner_attention.scale = 1.0
-        attention = Gemma4Attention.Config.of(attention, keys_are_values=keys_are_values(hf, layer))
+        attention = Gemma4Attention.Config.of(attention, hf, layer)
     if family.gated:
         attention = GatedAttention.Config.of(attention)
     if family.sinks:
@@ -325,11 +293,10 @@ def _fused_qkv(hf: Mapping[str, Any], normal: Init) -> FusedQKV.Config:
 def _mixture(family: Family, hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:
     dim, experts, top_k = hf["hidden_size"], hf["num_experts"], hf["num_experts_per_tok"]
     weight, last, bias = normal["weight"], residual["weight"], normal["bias"]
-    inits = {"w1_EFD": weight, "w2_EDF": last, "w3_EFD": weight}
-    if family.sinks:
-        inits = {"gate_up": weight, "gate_up_bias": bias, "down": last, "down_bias": bias}
+    inits = dict.fromkeys(("w1_EFD", "w3_EFD", "gate_up"), weight) | dict.fromkeys(("w2_EDF", "down"), last)
+    inits |= {"gate_up_bias": bias, "down_bias": bias}
     routed = RoutedExperts.Config(
-        inner_experts=(ClampedExperts if family.sinks else Experts).Config(
+        inner_experts=family.experts.Config(
             dim=dim, hidden_dim=hf["moe_intermediate_size"], num_experts=experts, param_init=inits
         ),
         token_dispatcher=make_token_dispatcher_config(num_experts=experts, top_k=top_k, comm_backend="standard"),
@@ -340,7 +307,7 @@ def _mixture(family: Family, hf: Mapping[str, Any], normal: Init, residual: Init
         gate_param_init=normal,
         top_k=top_k,
         score_func="softmax",
-        route_norm=bool(hf.get("norm_topk_prob", family.gated or family.sinks)),
+        route_norm=bool(hf.get("norm_topk_prob", hf["model_type"] != "qwen3_moe")),
         bias=family.sinks,
     )
     shared = None
@@ -349,10 +316,11 @@ def _mixture(family: Family, hf: Mapping[str, Any], normal: Init, residual: Init
         gate = Linear.Config(in_features=dim, out_features=1, param_init=normal)
         shared = SigmoidGatedFeedForward.Config(w1=plain.w1, w2=plain.w2, w3=plain.w3, gate=gate)
     # no load-balancing bias: neither checkpoints nor generators support it
-    return make_moe_config(
+    mixture = make_moe_config(
         num_experts=experts,
         router=router,
         routed_experts=routed,
         shared_experts=shared,
         load_balance_coeff=None,
     )
+    return ExpertsBeside.Config.of(mixture, _norm(family, dim, hf)) if hf["model_type"] == GEMMA4 else mixture

@@ -18,6 +18,11 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from trainers.compat.torchtitan import same_config
 
 
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU in its tanh approximation."""
+    return nn.functional.gelu(x, approximate="tanh")
+
+
 class GemmaNorm(RMSNorm):  # type: ignore[misc]
     """Norm in float32 that multiplies by 1 + weight."""
 
@@ -49,7 +54,7 @@ class GemmaFeedForward(FeedForward):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer, [B, T, D] -> [B, T, D]."""
-        out: torch.Tensor = self.w2(nn.functional.gelu(self.w1(x), approximate="tanh") * self.w3(x))
+        out: torch.Tensor = self.w2(gelu(self.w1(x)) * self.w3(x))
         return out
 
 

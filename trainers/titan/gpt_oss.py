@@ -6,19 +6,19 @@ Hugging Face's files, in which elements of gate and up alternate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torchtitan.models.common.attention import GQAttention
-from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.gpt_oss.state_dict_adapter import GptOssStateDictAdapter as TitanStateDictAdapter
 from torchtitan.protocols.module import Module
 
-from trainers.compat.torchtitan import same_config
+from trainers.compat.torchtitan import arguments, same_config
 from trainers.model.folder import SWIGLU_ALPHA, SWIGLU_LIMIT
+from trainers.titan.experts import Experts
 from trainers.titan.parallel import local
 
 
@@ -33,8 +33,7 @@ class SinkAttention(GQAttention):  # type: ignore[misc]
         def of(cls, plain: GQAttention.Config, std: float) -> SinkAttention.Config:
             """Build the config from TorchTitan's, which is modified, with sinks and a bias of the output."""
             plain.wo.bias = True
-            options = {item.name: getattr(plain, item.name) for item in fields(plain) if item.init}
-            return cls(**options | {"param_init": {"sinks": partial(nn.init.normal_, std=std)}})
+            return cls(**arguments(plain) | {"param_init": {"sinks": partial(nn.init.normal_, std=std)}})
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -50,10 +49,10 @@ class SinkAttention(GQAttention):  # type: ignore[misc]
         return out
 
 
-class ClampedExperts(GroupedExperts):  # type: ignore[misc]
+class ClampedExperts(Experts):
     """Experts with biases and a clamped SwiGLU; gate and up are the even and odd columns of one matrix."""
 
-    Config = same_config(GroupedExperts)
+    Config = same_config(Experts)
 
     def __init__(self, config: Any) -> None:
         Module.__init__(self)
@@ -64,24 +63,17 @@ class ClampedExperts(GroupedExperts):  # type: ignore[misc]
         self.down = nn.Parameter(torch.empty(experts, hidden, dim))
         self.down_bias = nn.Parameter(torch.empty(experts, dim))
 
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """Apply each expert to its tokens, [R, D] -> [R, D].
-
-        Tokens are sorted by expert; `num_tokens_per_expert_E` [E] counts those of each.
-        """
-        kind = x_RD.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_RD.dtype
-        ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
-        expert = torch.searchsorted(ends, torch.arange(len(x_RD), device=x_RD.device), right=True, out_int32=True)
+    def apply_experts(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Apply each expert to its rows, [R, D] -> [R, D]; `ends` [E] are the indices after the last row of each."""
+        expert = torch.searchsorted(ends, torch.arange(len(rows), device=rows.device), right=True, out_int32=True)
 
         def layer(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-            product: torch.Tensor = self._grouped_mm(A=rows, B_t=local(weight).to(dtype), offs=ends)
-            return product + local(bias).to(dtype).index_select(0, expert)
+            return self.product(rows, weight, ends) + local(bias).to(rows.dtype).index_select(0, expert)
 
-        both = layer(x_RD.to(dtype), self.gate_up, self.gate_up_bias)
+        both = layer(rows, self.gate_up, self.gate_up_bias)
         gate, up = both[:, ::2].clamp(max=SWIGLU_LIMIT), both[:, 1::2].clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
         hidden = (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
-        return layer(hidden, self.down, self.down_bias).type_as(x_RD)
+        return layer(hidden, self.down, self.down_bias)
 
 
 class GptOssStateDictAdapter(TitanStateDictAdapter):  # type: ignore[misc]

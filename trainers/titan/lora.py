@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
-from trainers.compat.torchtitan import set_lora_scaling
+from trainers.compat.torchtitan import arguments, set_lora_scaling
 from trainers.model.adapter import DOWN, PREFIX, UP, targets
 from trainers.titan.parallel import local, whole
 from trainers.titan.shards import place_of, start_of
@@ -177,5 +177,6 @@ def _take(left: dict[str, torch.Tensor], name: str, shape: tuple[int, int]) -> t
 
 
 def _separate(config: Any) -> Any:
-    options = {item.name: getattr(config, item.name) for item in fields(config) if item.init and item.name != "wkv"}
-    return SeparateQKVLinear.Config(**options, wk=replace(config.wkv), wv=replace(config.wkv))
+    options = arguments(config)
+    both = options.pop("wkv")
+    return SeparateQKVLinear.Config(**options, wk=replace(both), wv=replace(both))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.models.common.moe import GroupedExperts
@@ -137,7 +138,8 @@ class TitanModel:
         self.attention_cost: int = hf["num_attention_heads"] * sum(unbounded)
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
-        embeddings = self.head_parameters * (1 if self.config.enable_weight_tying else 2)
+        tables = [module.weight.numel() for module in self.module.modules() if isinstance(module, nn.Embedding)]
+        embeddings = sum(tables) + (0 if self.config.enable_weight_tying else self.head_parameters)
         self.adapter_parameters: int = 0 if lora is None else adapter.adapter_parameters(lora, hf)
         idle = self._idle_parameters(hf) + self.adapter_parameters
         self.layer_parameters: int = parameters - embeddings - idle

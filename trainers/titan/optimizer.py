@@ -20,8 +20,8 @@ from trainers.titan.device import Device
 HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wqkv|wo|w1|w2|w3|w13)\.weight$"
 LAYERS = (r"layers\.\d*[02468]", r"layers\.\d*[13579]")
 """Patterns of even and odd layers."""
-WITHOUT_DECAY = r"(norm|embeddings)\.weight$|bias$|\.(A_log|sinks)$"
-"""Patterns of norms, embeddings (also as a tied head), biases, sinks, and decays of gated delta layers."""
+WITHOUT_DECAY = r"(norm|embeddings)\.weight$|bias$|(A_log|sinks|scale)$"
+"""Patterns of norms, embeddings (also as a tied head), biases, sinks, scales, and decays of gated delta layers."""
 
 
 class Float32Muon(torch.optim.Muon):

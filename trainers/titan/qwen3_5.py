@@ -8,7 +8,7 @@ linear layers compute those once, and the rule of the layer once for each sequen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
+from trainers.compat.torchtitan import arguments
 from trainers.model.delta import causal_convolution, gated_delta_rule
 from trainers.titan.attention import spread
 from trainers.titan.layout import ContextLayout, RowLayout
@@ -36,7 +37,7 @@ class GatedAttention(GQAttention):  # type: ignore[misc]
         def of(cls, plain: GQAttention.Config) -> GatedAttention.Config:
             """Add the gate to a config without one, which is changed."""
             plain.qkv_linear.wq.out_features *= 2
-            return cls(**{item.name: getattr(plain, item.name) for item in fields(plain) if item.init})
+            return cls(**arguments(plain))
 
     def forward(self, x: torch.Tensor, attention_masks: Any, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the layer, [B, T, D] -> [B, T, D]."""

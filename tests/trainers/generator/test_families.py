@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 MISMATCH = 1e-5
 # Llama 3.1 and Mistral are computed by what computes Llama 3.2, and Qwen 3 is compared in `test_stack.py`
 NAMES = ["Llama 3.2", "Qwen 2.5", "Qwen 3, YaRN", "Qwen 3 MoE", "SmolLM 3"]
-NAMES += ["Phi 3", "Phi 4 mini", "Phi 4 mini, short", "Gemma 3, scaled", "Gemma 4"]
+NAMES += ["Phi 3", "Phi 4 mini", "Phi 4 mini, short", "Gemma 3, scaled", "Gemma 4", "Gemma 4 E2B", "Gemma 4 MoE"]
 NAMES += ["Qwen 3.5", "Qwen 3.5 MoE", "gpt-oss"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.errors import UsageError
-from trainers.model.folder import FAMILIES, INDEX, check_hf_config, heads, read_hf_config, weight_files
+from trainers.model.folder import FAMILIES, INDEX, check_hf_config, heads, lender, read_hf_config, weight_files
 from trainers.plan.shape import hub_config, published
 
 
@@ -57,6 +57,20 @@ def test_gemma_4_is_read_as_transformers_saves_it(layers: int) -> None:
     assert [heads(config, layer) for layer in range(layers)] == [
         heads(hub_config(name), layer) for layer in range(layers)
     ]
+
+
+def test_layers_use_the_keys_of_the_last_layer_of_their_kind() -> None:
+    config = hub_config("google/gemma-4-E2B")
+    assert [lender(config, layer) for layer in (0, 14, 15, 18, 19, 34)] == [None, None, 13, 13, 14, 14]
+    del config["num_kv_shared_layers"]
+    assert lender(config, 34) is None
+
+
+def test_a_mixture_of_gemma_4_has_sizes() -> None:
+    config = {**published()["google/gemma-4-26B-A4B"]}
+    del config["top_k_experts"]
+    with pytest.raises(UsageError, match=r"config\.json of a model lacks top_k_experts"):
+        check_hf_config(config, "a model")
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gemma4_text", "gpt_oss"])

@@ -26,9 +26,12 @@ VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2
 SIGLIP = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 
 
-@pytest.fixture(scope="module", params=["Qwen 3.5", "Qwen 3.5 MoE", "Gemma 3, scaled", "Gemma 4"])
+SEEING = ["Qwen 3.5", "Qwen 3.5 MoE", "Gemma 3, scaled", "Gemma 4", "Gemma 4 E2B", "Gemma 4 MoE"]
+
+
+@pytest.fixture(scope="module", params=SEEING)
 def seeing(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A folder with a vision part and a draft head."""
+    """A folder with a vision part, a draft head and, as on the hub, keys that no layer uses."""
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -41,7 +44,10 @@ def seeing(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     folder = tmp_path_factory.mktemp("hub") / "a1b2c3"
     AutoModelForImageTextToText.from_config(config).float().save_pretrained(folder)
     file = folder / "model.safetensors"
-    save_file({**load_file(file), "mtp.fc.weight": torch.ones(2)}, file, {"format": "pt"})
+    more = {"mtp.fc.weight": torch.ones(2)}
+    if request.param == "Gemma 4 E2B":
+        more["model.language_model.layers.4.self_attn.k_proj.weight"] = torch.ones(128, 64)
+    save_file(load_file(file) | more, file, {"format": "pt"})
     (folder / "tokenizer.json").write_text("{}")
     return folder
 

@@ -45,6 +45,15 @@ SMALL: dict[str, Any] = {
 NARROW = {"hidden_size": 128, "intermediate_size": 512}
 """Fewer operations for as large a share of activations."""
 GEMMA = {"model_type": "gemma3_text", "query_pre_attn_scalar": 32, "sliding_window": 128}
+GEMMA4 = {"model_type": "gemma4_text", "sliding_window": 128, "global_head_dim": 64, "hidden_size_per_layer_input": 0}
+E2B = GEMMA4 | {
+    "hidden_size_per_layer_input": 64,
+    "vocab_size_per_layer_input": 2048,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+BESIDE = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}
 DELTA = {
     "model_type": "qwen3_5_text",
     "linear_conv_kernel_dim": 4,
@@ -84,6 +93,10 @@ def test_operations_of_gpus_are_those_that_torchtitan_knows(gpu: Gpu, monkeypatc
         ({"model_type": "phi3", "tie_word_embeddings": False}, "none", "float32", 0),
         (GEMMA, "none", "float32", 0),
         (GEMMA, "full", "float32", 0),
+        (GEMMA4, "none", "float32", 0),
+        (E2B, "none", "float32", 0),
+        (E2B, "full", "float32", 0),
+        (GEMMA4 | BESIDE, "none", "float32", 0),
         (DELTA, "none", "float32", 0),
         (DELTA, "full", "float32", 0),
         (DELTA | MOE, "none", "float32", 0),
@@ -123,7 +136,8 @@ def test_forecast_of_passes(changes: dict[str, Any], recompute: str, dtype: str,
         trained=model.adapter_parameters or None,
     )
     assert expected.peak == pytest.approx(measured, rel=WITHIN), dict(expected.parts)
-    weights = {id(parameter): parameter.numel() for parameter in model.module.parameters()}
+    scales = [buffer for name, buffer in model.module.named_buffers() if name.endswith(".scale")]  # of Gemma 4
+    weights = {id(tensor): tensor.numel() for tensor in (*model.module.parameters(), *scales)}
     assert expected.parts["weights"] == 4 * (sum(weights.values()) - model.adapter_parameters)
     assert torch.get_num_threads() == 1
 

@@ -55,6 +55,7 @@ PARAMETERS = {
     "google/gemma-3-12b-it": 11.77,
     "google/gemma-3-27b-it": 27.0,
     "google/gemma-4-31B-it": 30.7,
+    "google/gemma-4-26B-A4B-it": 25.2,
     "Qwen/Qwen3.5-35B-A3B": 34.7,
     "Qwen/Qwen3.5-122B-A10B": 122,
     "Qwen/Qwen3.5-397B-A17B": 397,

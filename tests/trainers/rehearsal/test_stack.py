@@ -37,6 +37,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 GPU_RECIPES = ("grpo/qwen3_8b", "grpo/qwen3_32b", "grpo/qwen3_30b_a3b", "grpo/llama3_8b", "coding_rlvr/qwen3_0_6b")
 LARGE = {family: next(name for name in published() if hub_config(name)["model_type"] == family) for family in FAMILIES}
 """A model of each family."""
+GEMMA4 = ("google/gemma-4-E2B", "google/gemma-4-26B-A4B")
+"""Models with layers that `LARGE` lacks."""
 DEGREES = range(1, 17)
 
 
@@ -55,7 +57,7 @@ def test_every_family_can_be_shrunk() -> None:
     assert set(ARCHITECTURES) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", LARGE.values())
+@pytest.mark.parametrize("name", [*LARGE.values(), *GEMMA4])
 @pytest.mark.parametrize("divided_by", [1, 2, 6, 16])
 def test_a_shrunk_model_splits_as_the_large_one(name: str, divided_by: int) -> None:
     large = hub_config(name)
@@ -102,6 +104,9 @@ def test_lists_of_layers_and_dense_layers_are_cut_with_the_layers() -> None:
     kinds = [*["sliding_attention"] * 5, "full_attention"]
     gemma = {**SHAPE, **CHECKPOINTS["Gemma 3"], "rms_norm_eps": 1e-6, "num_hidden_layers": 12, "layer_types": kinds * 2}
     assert shrunk(gemma)["layer_types"] == kinds
+    borrowing = shrunk(hub_config("google/gemma-4-E2B"))
+    assert borrowing["layer_types"] == [kinds[0], kinds[-1]] * 2
+    assert borrowing["num_kv_shared_layers"] == 2
 
 
 @pytest.mark.parametrize(("number", "least", "by"), [(151936, 700, 64), (5120, 64, 96), (50257, 300, 12), (40, 64, 8)])
@@ -112,7 +117,8 @@ def test_a_shrunk_number_has_the_same_divisors(number: int, least: int, by: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["Qwen/Qwen3-8B", *(LARGE[family] for family in ("gemma3_text", "gemma4_text", "qwen3_5_text", "phi3"))]
+    "name",
+    ["Qwen/Qwen3-8B", *(LARGE[family] for family in ("gemma3_text", "gemma4_text", "qwen3_5_text", "phi3")), *GEMMA4],
 )
 def test_a_shrunk_folder_is_a_complete_checkpoint(name: str, tmp_path: Path) -> None:
     section, folder = ModelSection(path=name, max_length=256), tmp_path / "model"

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 UNEVEN: dict[str, Any] = {"vocab_size": 323, "hidden_size": 70, "intermediate_size": 90, "num_attention_heads": 5}
 UNEVEN["num_key_value_heads"] = 1
 UNDIVIDED = ("Qwen 3 MoE", "Qwen 3.5", "Qwen 3.5 MoE", "Gemma 4", "Gemma 4, values")
+UNDIVIDED += ("Gemma 4 E2B", "Gemma 4 MoE")
 UNDIVIDED += ("Phi 4 mini", "Phi 4 mini, short", "gpt-oss", "uneven")
 """Models without tensor parallelism: their family has none, or they have one head of keys and values."""
 

@@ -149,12 +149,19 @@ def test_sinks_see_no_difference(tmp_path: Path) -> None:
     check_alike(separate, shared, tree(12, 7))
 
 
-def test_keys_that_are_values_see_no_difference(tmp_path: Path) -> None:
-    windows = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-    sizes = {"global_head_dim": 64, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
-    changes = {"model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "attention_k_eq_v": True}
-    folder = model_folder(tmp_path, **changes, **windows, **sizes, final_logit_softcapping=5.0)
-    separate, shared = engine(folder, apart=True), engine(folder)
+BORROWED = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 2}
+BESIDE = {"enable_moe_block": True, "top_k_experts": 2, **EXPERTS}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+@pytest.mark.parametrize("changes", [{"attention_k_eq_v": True}, BORROWED, BESIDE], ids=str)
+def test_layers_of_gemma_4_see_no_difference(tmp_path: Path, changes: dict[str, Any], recompute: str) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    base = {"model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 5.0}
+    base |= {"num_hidden_layers": 4, "layer_types": kinds * 2, "sliding_window": 8, "hidden_size_per_layer_input": 0}
+    sizes = {"global_head_dim": 64, "num_global_key_value_heads": 1}
+    folder = model_folder(tmp_path, **base | sizes | changes)
+    separate, shared = engine(folder, apart=True), engine(folder, recompute=recompute)
     check_alike(separate, shared, tree(12, 7))
 
 

@@ -88,6 +88,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
     sinks = {"model_type": "gpt_oss", "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "sliding_window": 8}
     kinds["sink mixture"] = {**sinks, **experts, "rope_scaling": yarn, "attention_bias": True}
+    kinds["borrowed"] = kinds["capped"] | {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCABULARY,
+    }
+    kinds["capped mixture"] = kinds["capped"] | experts | {"enable_moe_block": True, "top_k_experts": 2}
     for name, changes in kinds.items():
         result[name] = tmp_path_factory.mktemp(name)
         config = hf_config(ModelSection(tiny=shape), VOCABULARY, 2) | changes
@@ -141,6 +150,10 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
         ("context", "sink mixture"),
         ("fsdp", "capped"),
         ("context", "capped"),
+        ("fsdp", "capped mixture"),
+        ("context", "capped mixture"),
+        ("fsdp", "borrowed"),
+        ("context", "borrowed"),
         ("fsdp", "delta"),
         ("fsdp", "delta mixture"),
     ],
@@ -215,6 +228,7 @@ def test_all_ranks_skip_an_update_that_one_of_them_spoils(folders: dict[str, Pat
 
 def test_recomputed_activations_give_the_same(folders: dict[str, Path], seen: dict[str, Any]) -> None:
     check_alike(observe(engine(folders["tied"])), seen["recomputed"])
+    check_alike(observe(engine(folders["borrowed"])), seen["recomputed borrowed"])
 
 
 @pytest.mark.usefixtures("seen")
