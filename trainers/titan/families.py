@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -31,7 +31,6 @@ from torchtitan.models.llama3.model import Llama3TransformerBlock
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
 from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from trainers.model.folder import (
@@ -69,20 +68,19 @@ from trainers.titan.gemma4 import (
 )
 from trainers.titan.gpt_oss import ClampedExperts, GptOssStateDictAdapter, SinkAttention
 from trainers.titan.head import Head
+from trainers.titan.names import RenamingStateDictAdapter
 from trainers.titan.qwen3_5 import GatedAttention, Qwen35StateDictAdapter, delta_config
 from trainers.titan.rope import rope_config
 
 Init = dict[str, Callable[..., Any]]
 
 
-class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
+class QwenStateDictAdapter(RenamingStateDictAdapter):
     """TorchTitan's adapter for Qwen 3, extended by the biases of Qwen 2."""
 
-    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        for name in "qkv":
-            theirs = f"model.layers.{{}}.self_attn.{name}_proj.bias"
-            self.from_hf_map[theirs] = f"layers.{{}}.attention.qkv_linear.w{name}.bias"
+    block_names: ClassVar[Mapping[str, str]] = {
+        f"self_attn.{name}_proj.bias": f"attention.qkv_linear.w{name}.bias" for name in "qkv"
+    }
 
 
 @dataclass(frozen=True, slots=True)

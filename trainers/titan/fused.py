@@ -7,10 +7,9 @@ groups. The adapter of weight names reorders the rows.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,11 +23,11 @@ from torchtitan.models.common.decoder_sharding import (
     set_gqa_inner_attention_local_map,
 )
 from torchtitan.models.common.linear import Linear
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 from torchtitan.protocols.sharding import ShardingConfig
 
 from trainers.compat.torchtitan import same_config
+from trainers.titan.names import RenamingStateDictAdapter
 
 QKV, GATE_UP = "attention.qkv_linear.wqkv.weight", "feed_forward.w13.weight"
 
@@ -66,18 +65,10 @@ class FusedFeedForward(Module):  # type: ignore[misc]
         return out
 
 
-class FusedStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
+class FusedStateDictAdapter(RenamingStateDictAdapter):
     """Adapter between the weight names, and row orders, of this module and those of Phi's files."""
 
-    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        for theirs in [each for each in self.from_hf_map if re.search(r"\.([qkv]_(proj|norm)|mlp\..*)\.", each)]:
-            del self.from_hf_map[theirs]
-        self.from_hf_map |= {
-            "model.layers.{}.self_attn.qkv_proj.weight": f"layers.{{}}.{QKV}",
-            "model.layers.{}.mlp.gate_up_proj.weight": f"layers.{{}}.{GATE_UP}",
-            "model.layers.{}.mlp.down_proj.weight": "layers.{}.feed_forward.w2.weight",
-        }
+    block_names: ClassVar[Mapping[str, str]] = {"self_attn.qkv_proj.weight": QKV, "mlp.gate_up_proj.weight": GATE_UP}
 
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Convert a state dict of the trainer."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,14 +14,19 @@ from torchtitan.models.common.decoder_sharding import norm_config
 from torchtitan.models.common.feed_forward import FeedForward
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 from trainers.compat.torchtitan import same_config
+from trainers.titan.names import RenamingStateDictAdapter
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU in its tanh approximation."""
     return nn.functional.gelu(x, approximate="tanh")
+
+
+def normed(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """Apply an RMS norm to the last dimension in float32, and round its result."""
+    return nn.functional.rms_norm(x.float(), x.shape[-1:], weight, eps).type_as(x)
 
 
 class GemmaNorm(RMSNorm):  # type: ignore[misc]
@@ -30,8 +36,7 @@ class GemmaNorm(RMSNorm):  # type: ignore[misc]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the norm to the last dimension."""
-        weight = 1.0 + self.weight.float()
-        return nn.functional.rms_norm(input.float(), self.normalized_shape, weight, self.eps).type_as(input)
+        return normed(input, self.eps, 1.0 + self.weight.float())
 
 
 class ScaledEmbedding(Embedding):  # type: ignore[misc]
@@ -81,16 +86,14 @@ class GemmaBlock(TransformerBlock):  # type: ignore[misc]
         return out
 
 
-class GemmaStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
-    """TorchTitan's adapter for Qwen 3 with Gemma's names of the norms."""
+class GemmaStateDictAdapter(RenamingStateDictAdapter):
+    """Adapter with the names of Gemma's norms."""
 
-    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        self.from_hf_map |= {
-            "model.layers.{}.post_attention_layernorm.weight": "layers.{}.attention_out_norm.weight",
-            "model.layers.{}.pre_feedforward_layernorm.weight": "layers.{}.ffn_norm.weight",
-            "model.layers.{}.post_feedforward_layernorm.weight": "layers.{}.ffn_out_norm.weight",
-        }
+    block_names: ClassVar[Mapping[str, str]] = {
+        "post_attention_layernorm.weight": "attention_out_norm.weight",
+        "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+        "post_feedforward_layernorm.weight": "ffn_out_norm.weight",
+    }
 
 
 def shard_gemma(config: Any) -> None:

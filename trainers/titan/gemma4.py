@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -28,17 +28,11 @@ from trainers.compat.torchtitan import arguments, same_config
 from trainers.model.folder import keys_are_values, lender
 from trainers.titan.decoder import ScoringQwen
 from trainers.titan.experts import Experts
-from trainers.titan.gemma import GemmaBlock, GemmaStateDictAdapter, gelu
+from trainers.titan.gemma import GemmaBlock, GemmaStateDictAdapter, gelu, normed
 from trainers.titan.layout import ContextLayout, RowLayout
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of a layer, [B, T, heads, head dim] each."""
-
-
-def _normed(x: torch.Tensor, eps: float, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply an RMS norm to the last dimension in float32, and round its result."""
-    weight = None if weight is None else weight.float()
-    return nn.functional.rms_norm(x.float(), x.shape[-1:], weight, eps).type_as(x)
 
 
 class Gemma4Norm(RMSNorm):  # type: ignore[misc]
@@ -48,7 +42,7 @@ class Gemma4Norm(RMSNorm):  # type: ignore[misc]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the norm to the last dimension."""
-        return _normed(input, self.eps, self.weight)
+        return normed(input, self.eps, self.weight.float())
 
 
 class Projections(BaseQKVLinear):  # type: ignore[misc]
@@ -126,7 +120,7 @@ class Gemma4Attention(GQAttention):  # type: ignore[misc]
         query = self.q_norm(query)
         if borrowed is None:
             query, key = self.rope(query, self.k_norm(key), positions)
-            value = _normed(value, self.k_norm.eps)
+            value = normed(value, self.k_norm.eps)
         else:
             query, _ = self.rope(query, query[:, :, :0], positions)
             key, value = borrowed
@@ -172,7 +166,7 @@ class ScaledRouter(TokenChoiceTopKRouter):  # type: ignore[misc]
         self, x_BLD: torch.Tensor, expert_bias_E: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Weights and indices of the chosen experts, [B, T, K], and probabilities of all, [B, T, E]."""
-        scaled = _normed(x_BLD, self.eps) * self.scale * x_BLD.shape[-1] ** -0.5
+        scaled = normed(x_BLD, self.eps) * self.scale * x_BLD.shape[-1] ** -0.5
         weights, chosen, probabilities = super().forward(scaled, expert_bias_E)
         return weights * self.expert_scale[chosen], chosen, probabilities
 
@@ -340,28 +334,23 @@ class ScoringGemma4(ScoringQwen):
 class Gemma4StateDictAdapter(GemmaStateDictAdapter):
     """Gemma 3's adapter with the names of the other parts."""
 
-    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        self.from_hf_map |= {
-            "model.embed_tokens_per_layer.weight": "layer_inputs.embeddings.weight",
-            "model.per_layer_model_projection.weight": "layer_inputs.projection.weight",
-            "model.per_layer_projection_norm.weight": "layer_inputs.norm.weight",
-        }
-        names = {
-            "layer_scalar": "scale",
-            "per_layer_input_gate.weight": "layer_input.gate.weight",
-            "per_layer_projection.weight": "layer_input.projection.weight",
-            "post_per_layer_input_norm.weight": "layer_input.norm.weight",
-            "router.proj.weight": "experts.router.gate.weight",
-            "router.scale": "experts.router.scale",
-            "router.per_expert_scale": "experts.router.expert_scale",
-            "experts.gate_up_proj": "experts.routed_experts.inner_experts.gate_up",
-            "experts.down_proj": "experts.routed_experts.inner_experts.down",
-            "pre_feedforward_layernorm_2.weight": "experts.routed_experts.norm.weight",
-            "post_feedforward_layernorm_1.weight": "experts.dense_norm.weight",
-            "post_feedforward_layernorm_2.weight": "experts.out_norm.weight",
-        }
-        self.from_hf_map |= {f"model.layers.{{}}.{theirs}": f"layers.{{}}.{ours}" for theirs, ours in names.items()}
-
-    def _validate_hf_rope_config(self, expected: Any) -> None:
-        """Check nothing: `check_hf_config` has checked the positions of both kinds of layers."""
+    names: ClassVar[Mapping[str, str]] = {
+        "model.embed_tokens_per_layer.weight": "layer_inputs.embeddings.weight",
+        "model.per_layer_model_projection.weight": "layer_inputs.projection.weight",
+        "model.per_layer_projection_norm.weight": "layer_inputs.norm.weight",
+    }
+    block_names: ClassVar[Mapping[str, str]] = {
+        **GemmaStateDictAdapter.block_names,
+        "layer_scalar": "scale",
+        "per_layer_input_gate.weight": "layer_input.gate.weight",
+        "per_layer_projection.weight": "layer_input.projection.weight",
+        "post_per_layer_input_norm.weight": "layer_input.norm.weight",
+        "router.proj.weight": "experts.router.gate.weight",
+        "router.scale": "experts.router.scale",
+        "router.per_expert_scale": "experts.router.expert_scale",
+        "experts.gate_up_proj": "experts.routed_experts.inner_experts.gate_up",
+        "experts.down_proj": "experts.routed_experts.inner_experts.down",
+        "pre_feedforward_layernorm_2.weight": "experts.routed_experts.norm.weight",
+        "post_feedforward_layernorm_1.weight": "experts.dense_norm.weight",
+        "post_feedforward_layernorm_2.weight": "experts.out_norm.weight",
+    }

@@ -8,22 +8,23 @@ linear layers compute those once, and the rule of the layer once for each sequen
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.nn_modules import RMSNorm
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.module import Module
 
 from trainers.compat.torchtitan import arguments
 from trainers.model.delta import causal_convolution, gated_delta_rule
 from trainers.titan.attention import spread
 from trainers.titan.layout import ContextLayout, RowLayout
+from trainers.titan.names import RenamingStateDictAdapter
 
 
 class GatedAttention(GQAttention):  # type: ignore[misc]
@@ -140,20 +141,19 @@ def delta_config(hf: Any, normal: dict[str, Any], residual: dict[str, Any]) -> G
     )
 
 
-class Qwen35StateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
-    """TorchTitan's adapter for Qwen 3 with the names of gated delta layers and shared experts."""
+class Qwen35StateDictAdapter(RenamingStateDictAdapter):
+    """Adapter with the names of gated delta layers and shared experts."""
 
-    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        super().__init__(model_config, hf_assets_path)
-        weights = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
-        names = {f"{name}.weight": f"{name}.weight" for name in weights}
-        names |= {"conv1d.weight": "conv_weight", "A_log": "A_log", "dt_bias": "dt_bias"}
-        names = {f"linear_attn.{theirs}": f"attention.{ours}" for theirs, ours in names.items()}
-        for theirs, ours in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
-            names[f"mlp.shared_expert.{theirs}.weight"] = f"moe.shared_experts.{ours}.weight"
-        names["mlp.shared_expert_gate.weight"] = "moe.shared_experts.gate.weight"
-        for theirs, ours in names.items():
-            self.from_hf_map[f"model.layers.{{}}.{theirs}"] = f"layers.{{}}.{ours}"
-
-    def _validate_hf_rope_config(self, expected: Any) -> None:
-        """Check nothing: gated delta layers have no rotary positions, and `check_hf_config` has checked the others."""
+    block_names: ClassVar[Mapping[str, str]] = {
+        **{
+            f"linear_attn.{name}.weight": f"attention.{name}.weight"
+            for name in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
+        },
+        "linear_attn.conv1d.weight": "attention.conv_weight",
+        "linear_attn.A_log": "attention.A_log",
+        "linear_attn.dt_bias": "attention.dt_bias",
+        "mlp.shared_expert.gate_proj.weight": "moe.shared_experts.w1.weight",
+        "mlp.shared_expert.up_proj.weight": "moe.shared_experts.w3.weight",
+        "mlp.shared_expert.down_proj.weight": "moe.shared_experts.w2.weight",
+        "mlp.shared_expert_gate.weight": "moe.shared_experts.gate.weight",
+    }
