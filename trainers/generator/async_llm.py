@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
 from trainers.compat.vllm import patch_shutdown
-from trainers.generator.engine import ALWAYS, Engine, Weights, refusals, register_adapters, reorders
+from trainers.generator.engine import ALWAYS, Engine, Weights, holds_published, refusals, register_adapters, reorders
 from trainers.generator.lockstep import sampling_params
 from trainers.generator.types import Completion, SamplingOptions
 
@@ -173,7 +173,7 @@ class AsyncLLMEngine(Engine):
         """See `Engine`."""
         self.check()
         checksums = await self.engine.collective_rpc("checksum")
-        return checksums[0], len(checksums) == 1 and not reorders(self.engine)
+        return checksums[0], len(checksums) == 1 and holds_published(self.engine)
 
     async def close(self) -> None:
         """See `Engine`."""

@@ -36,6 +36,7 @@ from trainers.compat.vllm import num_tokens, request_states, sampled_tokens
 from trainers.generator.lockstep import Abortion, Admission, Order, carry_out
 from trainers.generator.receipt import receipt
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
+from trainers.model.folder import GEMMA4
 
 logger = logging.getLogger(__name__)
 
@@ -386,7 +387,7 @@ class InProcessEngine(Engine):
         async with self._pause():
             self.check()
             checksums = await self._in_thread(self.engine.apply_model, held_by)
-            return checksums[0], self._followers is None and not self._reorders
+            return checksums[0], self._followers is None and holds_published(self.engine)
 
     async def follow_load(self, weights: Weights, version: int) -> None:
         """As a follower: load the same weights as the leader."""
@@ -425,6 +426,14 @@ def register_adapters(engine_args: Mapping[str, Any]) -> bool:
 def reorders(engine: Any) -> bool:
     """Whether updates need vLLM's full loading path: experts are stored in an order specific to their kernel."""
     return bool(engine.model_config.get_num_experts() > 0)
+
+
+def holds_published(engine: Any) -> bool:
+    """Whether the parameters of an engine with one process are the published tensors, each once.
+
+    Experts may be in another order. In Gemma 4, scales of blocks aren't parameters, and some keys are stored twice.
+    """
+    return not reorders(engine) and engine.model_config.hf_config.model_type != GEMMA4
 
 
 @contextmanager

@@ -210,7 +210,7 @@ class Pass:
         activations: bytes that all blocks keep for the backward pass.
         head: further bytes of the head, while all activations are in memory.
         block: further bytes of the first block whose backward pass runs, while the other activations are in memory.
-        end: bytes at the end of the backward pass, when no block has activations.
+        end: bytes at the end of the backward pass, when embeddings of blocks get their gradients.
     """
 
     activations: float
@@ -238,19 +238,20 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
         if count:
             each, more = _between(sizes, layout, tokens, grid, mixture=experts, linear=delta, copies=copies)
             saved, recomputed = saved + count * each * rows, max(recomputed, more * rows)
-    width = shape.layers * shape.layer_input  # of the inputs of all blocks, of which the last moment has gradients too
+    width = shape.layers * shape.layer_input  # of the embeddings of all blocks, whose gradients come last
+    learned_inputs = 0 if layout.adapters else shape.layer_inputs
     saved += rows * width * (layout.residual + layout.normed(layout.residual))
     hidden = shape.used / (1 if shape.mixtures else tensor)
     working = rows * (2 * hidden * itemsize + 2 * shape.dim * layout.residual / tensor)
     final = rows * shape.dim * layout.normed(layout.residual) / tensor
     casts = (shape.blocks + shape.embedding + shape.dim * width) * itemsize if layout.alone else 0
-    block, end = recomputed + working, 0.0
+    block, end = recomputed + working, (learned_inputs + rows * width) * FLOAT32
     if layout.ranks > 1:  # FSDP: weights of a block and of the next one, and gradients in both precisions
         block += (
             shape.largest_block / tensor * (2 * itemsize + itemsize + FLOAT32) + shape.embedding / tensor * itemsize
         )
         casts += shape.layer_inputs * itemsize  # FSDP's outermost module, whole from the beginning to the end
-        end = shape.layer_inputs * (2 * itemsize + FLOAT32)
+        end += (shape.layer_inputs + learned_inputs) * itemsize
     head = final + learned * shape.dim * (itemsize + 2 * FLOAT32) + _head_bytes(shape, layout, learned)
     return Pass(saved + casts, head, block, end)
 

@@ -62,6 +62,7 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
     from trainers.titan.device import use_device
     from trainers.titan.model import TitanModel
     from trainers.titan.score import Scorer
+    from trainers.weights.checksum import checksums, total
 
     if not beside:
         write_checkpoint(name, folder)
@@ -120,6 +121,8 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
         await engine.load_weights(partial(_published, model), version)
     swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
     found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
+    held, whole = await engine.checksum()
+    found["held"] = not whole or held == total(checksums(model.state_dict_hf().items()))
 
     model = TitanModel(folder, max_length=256, device=device.torch)
     await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again

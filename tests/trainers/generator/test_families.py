@@ -28,6 +28,7 @@ def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(foun
     seen = found[name]
     assert max(seen["before"], seen["after"]) <= MISMATCH
     assert seen["swapped"] > 1, "no request was in flight over an update"
+    assert seen["held"], "the checksum of the weights that the engine holds differs"
     assert seen["moved"] > 0.1, "the updates changed nothing, so agreement proves nothing"
 
 
