@@ -216,7 +216,8 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         config.setdefault("num_experts", config["num_local_experts"])
     if family == "gpt_oss":
         config["moe_intermediate_size"] = config.get("intermediate_size")
-    needed = FAMILIES[family] if not config.get("enable_moe_block") else (*FAMILIES[family], *_GEMMA4_EXPERTS)
+    mixture = family == GEMMA4 and config.get("enable_moe_block")
+    needed = (*FAMILIES[family], *(_GEMMA4_EXPERTS if mixture else ()))
     if absent := [key for key in needed if config.get(key) is None]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if family == GEMMA4:

@@ -166,7 +166,7 @@ class Shape:
             gated=hf["model_type"] in QWEN3_5,
             linear=linear,
             delta=Delta.of(hf) if linear else Delta(),
-            layer_input=hf.get("hidden_size_per_layer_input") or 0,
+            layer_input=(hf["hidden_size_per_layer_input"] or 0) if hf["model_type"] == GEMMA4 else 0,
             mixtures=mixtures,
             beside=hf["model_type"] == GEMMA4 and mixtures > 0,
             experts=hf["num_experts"] if mixtures else 0,

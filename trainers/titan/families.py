@@ -172,7 +172,8 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
     residual: Init = {**normal, "weight": partial(nn.init.normal_, std=0.02 / (2 * layers) ** 0.5)}
     tied = bool(hf.get("tie_word_embeddings", False))
     norms = [field.name for field in fields(family.block.Config) if field.name.endswith("_norm")]
-    is_gemma4, size = hf["model_type"] == GEMMA4, hf.get("hidden_size_per_layer_input")
+    is_gemma4 = hf["model_type"] == GEMMA4
+    size = hf["hidden_size_per_layer_input"] if is_gemma4 else 0
 
     def block(layer: int) -> TransformerBlock.Config:
         mixture = is_mixture(hf, layer)
@@ -186,14 +187,10 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
         if not mixture or is_gemma4:
             parts["feed_forward"] = _feed_forward(family, hf, layer, normal, residual)
         if size:
-            parts["layer_input"] = LayerInput.Config(
-                gate=Linear.Config(in_features=dim, out_features=size, param_init=normal),
-                projection=Linear.Config(in_features=size, out_features=dim, param_init=residual),
-                norm=_norm(family, dim, hf),
-            )
+            parts["layer_input"] = LayerInput.Config.of(size, _norm(family, dim, hf), normal, residual)
         return family.block.Config(**parts)
 
-    more = {"layer_inputs": _layer_inputs(family, hf, normal)} if size else {}
+    more = {"layer_inputs": LayerInputs.Config.of(hf, _norm(family, size, hf), normal)} if size else {}
     return family.model.Config(
         vocab_size=hf["vocab_size"],
         dim=dim,
@@ -212,16 +209,6 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
         ),
         layers=[block(layer) for layer in range(layers)],
         **more,
-    )
-
-
-def _layer_inputs(family: Family, hf: Mapping[str, Any], normal: Init) -> LayerInputs.Config:
-    size, dim = hf["hidden_size_per_layer_input"], hf["hidden_size"]
-    width = hf["num_hidden_layers"] * size
-    return LayerInputs.Config(
-        embeddings=Embedding.Config(num_embeddings=hf["vocab_size"], embedding_dim=width, param_init=normal),
-        projection=Linear.Config(in_features=dim, out_features=width, param_init=normal),
-        norm=_norm(family, size, hf),
     )
 
 

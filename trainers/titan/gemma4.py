@@ -10,7 +10,7 @@ recomputed activations, FSDP and packed rows treat them like any other activatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -31,6 +31,7 @@ from trainers.titan.experts import Experts
 from trainers.titan.gemma import GemmaBlock, GemmaStateDictAdapter, gelu, normed
 from trainers.titan.layout import ContextLayout, RowLayout
 
+Init = Mapping[str, Callable[..., Any]]
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of a layer, [B, T, heads, head dim] each."""
 
@@ -229,6 +230,16 @@ class LayerInput(Module):  # type: ignore[misc]
         projection: Linear.Config
         norm: RMSNorm.Config
 
+        @classmethod
+        def of(cls, size: int, norm: RMSNorm.Config, normal: Init, residual: Init) -> LayerInput.Config:
+            """Build the config for embeddings of width `size` and the initial weights of both matrices."""
+            dim = norm.normalized_shape
+            return cls(
+                gate=Linear.Config(in_features=dim, out_features=size, param_init=normal),
+                projection=Linear.Config(in_features=size, out_features=dim, param_init=residual),
+                norm=norm,
+            )
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.gate, self.projection, self.norm = config.gate.build(), config.projection.build(), config.norm.build()
@@ -249,6 +260,16 @@ class LayerInputs(Module):  # type: ignore[misc]
         embeddings: Embedding.Config
         projection: Linear.Config
         norm: RMSNorm.Config
+
+        @classmethod
+        def of(cls, hf: Mapping[str, Any], norm: RMSNorm.Config, normal: Init) -> LayerInputs.Config:
+            """Build the config from a Hugging Face config and the initial weights of both matrices."""
+            width = hf["num_hidden_layers"] * norm.normalized_shape
+            return cls(
+                embeddings=Embedding.Config(num_embeddings=hf["vocab_size"], embedding_dim=width, param_init=normal),
+                projection=Linear.Config(in_features=hf["hidden_size"], out_features=width, param_init=normal),
+                norm=norm,
+            )
 
     def __init__(self, config: Config) -> None:
         super().__init__()
