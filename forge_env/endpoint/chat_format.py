@@ -61,6 +61,8 @@ _THINKS = r"deepseek-?r1|qwq"
 """Names of thinking models in families that don't think."""
 _BY_TYPE = {
     "deepseek_v3": "deepseek-v3",
+    "gemma4": "gemma4",
+    "gemma4_text": "gemma4",
     "glm4_moe": "glm-4.5",
     "gpt_oss": "gpt-oss",
     "kimi_k2": "kimi-k2",
@@ -165,16 +167,18 @@ def template_thinks(template: ChatTemplate) -> bool:
     """Whether a chat template lets the model think by default.
 
     The rendered prompt opens the thoughts, or opens and closes them. If it does neither, the model thinks if the
-    template has a switch for thinking.
+    template has a switch for thinking that is on by default, or gpt-oss's channel for thoughts.
     """
     if "think" not in template.text:
         return False
+    question = [{"role": "user", "content": "?"}]
     try:
-        prompt = template.render([{"role": "user", "content": "?"}], generation=True)
+        prompt = template.render(question, generation=True)
+        silent = template.render(question, generation=True, enable_thinking=False)
     except ERRORS:
         return True  # it mentions thinking, but can't be rendered with a question alone
     opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
-    return opened > closed or (opened < 0 and "enable_thinking" in template.text)
+    return opened > closed or (opened < 0 and (prompt != silent or "<|channel|>analysis" in template.text))
 
 
 def _template(folder: Path) -> ChatTemplate | None:

@@ -67,7 +67,6 @@ def _read_llama(text: str) -> tuple[str, list[ToolCall]]:
 
 
 _MISTRAL_CALL = re.compile(r"\s*([\w.-]+?)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)")
-_MISTRAL_NEXT = re.compile(r"[\s,]*(?:\[TOOL_CALLS\])?")
 
 
 def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
@@ -77,20 +76,53 @@ def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
         return text, []
     if rest.lstrip().startswith(("[", "{")) and not re.match(r"\s*\[(?:ARGS|CALL_ID)\]", rest):
         return _read_json_calls(text, "[TOOL_CALLS]", "arguments")
+    return content, _read_named_calls(rest, _MISTRAL_CALL, "[TOOL_CALLS]")
+
+
+_GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)\s*(?=\{)")
+_GEMMA_STRING = re.compile(r'<\|"\|>(.*?)<\|"\|>', re.DOTALL)
+_GEMMA_KEY = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\Z))|(?<=[{,])\s*([^\s"{}\[\],:][^"{}\[\],:]*):')
+
+
+def _read_gemma(text: str) -> tuple[str, list[ToolCall]]:
+    """Gemma 4: `<|tool_call>call:NAME{KEY:VALUE}<tool_call|>`, where `<|"|>` quotes strings."""
+    content, tag, rest = text.partition("<|tool_call>")
+    if not tag:
+        return text, []
+    rest = _GEMMA_STRING.sub(lambda quoted: json.dumps(quoted[1], ensure_ascii=False), rest)
+    rest = _GEMMA_KEY.sub(lambda key: key[1] or json.dumps(key[2], ensure_ascii=False) + ":", rest)
+    return content, _read_named_calls(rest, _GEMMA_CALL, "<tool_call|>", "<|tool_call>")
+
+
+_END = re.compile(r"</s>|<\|tool_response>|<turn\|>")
+
+
+def _read_named_calls(text: str, call: re.Pattern[str], *tags: str) -> list[ToolCall]:
+    """Read calls that consist of a name, which `call` matches, and a JSON object, with commas or `tags` in between."""
+    between = re.compile(rf"(?:[\s,]|{'|'.join(map(re.escape, tags))})*")
     calls: list[ToolCall] = []
     position = 0
-    while match := _MISTRAL_CALL.match(rest, position):
+    while match := call.match(text, position):
         try:
-            arguments, position = _JSON.raw_decode(rest, match.end())
+            arguments, position = _JSON.raw_decode(text, match.end())
         except (ValueError, RecursionError):
-            following = rest.find("[TOOL_CALLS]", match.end())
-            position = len(rest) if following < 0 else following
-            arguments = rest[match.end() : position]
+            following = text.find(tags[0], match.end())
+            position = len(text) if following < 0 else following
+            arguments = text[match.end() : position]
         calls.append(call_of(match[1], arguments, f"call_{len(calls)}"))
-        position = _MISTRAL_NEXT.match(rest, position).end()  # type: ignore[union-attr]
-    if (left := rest[position:].removesuffix("</s>").strip()) or not calls:
+        position = between.match(text, position).end()  # type: ignore[union-attr]
+    if (left := _END.split(text[position:])[0].strip()) or not calls:
         calls.append(malformed(left, f"call_{len(calls)}"))
-    return content, calls
+    return calls
+
+
+_HARMONY_CALL = re.compile(r"(?:<\|channel\|>\w+)? to=(?:functions\.)?([^\s<]*)[^\n]*?<\|message\|>(.*)", re.DOTALL)
+
+
+def _read_harmony(text: str) -> tuple[str, list[ToolCall]]:
+    """gpt-oss: `to=functions.NAME` in a message's header, and the arguments as its text."""
+    match = _HARMONY_CALL.match(text)
+    return ("", [call_of(match[1], match[2], "call_0")]) if match else (text, [])
 
 
 def _object(text: str) -> Any:
@@ -129,5 +161,7 @@ SYNTAXES = (
     CallSyntax("llama3_json", _read_llama),
     CallSyntax("mistral", _read_mistral),
     CallSyntax("qwen3_coder", _read_qwen_coder),
+    CallSyntax("gemma4", _read_gemma),
+    CallSyntax("openai", _read_harmony),
 )
 """The known ways, in the order in which they are tried."""

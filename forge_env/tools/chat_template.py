@@ -126,7 +126,7 @@ class ChatTemplate:
         """
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         variables = self._special_tokens | options
-        prepared = [_prepared(message, short_ids=self._short_ids) for message in messages]
+        prepared = [_prepared(message, self._thoughts, short_ids=self._short_ids) for message in messages]
         return _render(template, messages=prepared, tools=tools or None, add_generation_prompt=generation, **variables)
 
     def refusal_of_tools(self) -> str | None:
@@ -147,13 +147,26 @@ class ChatTemplate:
         return self._try([*_asked(), *_called("call00000")]) is not None
 
     @functools.cached_property
+    def _thoughts(self) -> str:
+        """The key of a message's thoughts."""
+        self.__dict__["_thoughts"] = default = "reasoning_content"  # for the conversations that follow
+        for key in (default, "reasoning", "thinking"):
+            if PROBE in (self._try([*_asked(), {"role": "assistant", "content": "", key: PROBE}]) or ""):
+                return key
+        return default
+
+    @functools.cached_property
     def _tool_use(self) -> tuple[CallSyntax | None, str | None]:
         """How the model writes calls, and the reason why it can't be given tools."""
         asked, tools = _asked(), [PROBE_TOOL]
-        shown = self._try(asked, tools, generation=True)
-        if shown is None or "get_probe" not in shown:
-            return None, "doesn't show tools to the model"
-        whole = self._try([*asked, *_called("call_0")], tools) or ""
+        shown = whole = ""
+        for thinking in ({}, {"enable_thinking": True}):  # without, the prompt may have thoughts that the turn hasn't
+            shown = self._try(asked, tools, generation=True, **thinking) or ""
+            if "get_probe" not in shown:
+                return None, "doesn't show tools to the model"
+            whole = self._try([*asked, *_called("call_0")], tools, **thinking) or ""
+            if whole.startswith(shown):
+                break
         call, answer, _ = whole.removeprefix(shown).partition(PROBE)
         if "get_probe" not in call or not whole.startswith(shown):
             return None, "can't write a tool call"
@@ -162,9 +175,9 @@ class ChatTemplate:
         syntax = next((syntax for syntax in SYNTAXES if syntax.reads_probe(split_thoughts(call)[1])), None)
         return syntax, None if syntax else "writes tool calls in a syntax that forge-env can't read"
 
-    def _try(self, messages: list[dict[str, Any]], tools: Any = None, *, generation: bool = False) -> str | None:
+    def _try(self, messages: list[dict[str, Any]], tools: Any = None, **options: Any) -> str | None:
         try:
-            return self.render(messages, tools, generation=generation)
+            return self.render(messages, tools, **options)
         except ERRORS:
             return None
 
@@ -182,9 +195,9 @@ def _called(call_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _prepared(message: Mapping[str, Any], *, short_ids: bool) -> dict[str, Any]:
+def _prepared(message: Mapping[str, Any], thoughts: str, *, short_ids: bool) -> dict[str, Any]:
     """A message in the form that templates expect."""
-    data = dict(message)
+    data = {thoughts if key == "reasoning_content" else key: value for key, value in message.items()}
     if data.get("tool_calls"):
         data["tool_calls"] = [_prepared_call(call, short_ids=short_ids) for call in data["tool_calls"]]
     if short_ids and data.get("tool_call_id") is not None:

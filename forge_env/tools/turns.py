@@ -4,7 +4,8 @@ Training, endpoints with native or text tools, `vllm:CHECKPOINT` and the gateway
 has the same meaning regardless of its source:
 
 - Thoughts (`<think>...</think>`) at the beginning of the text are `reasoning_content`. So is everything before a
-  closing tag that the prompt has opened, and everything after an opening tag that is never closed.
+  closing tag that the prompt has opened, and everything after an opening tag that is never closed. In gpt-oss's
+  channels, they are `analysis`, and everything before a call.
 - Calls are those that the chat format or the endpoint has already parsed. If there are none and tools were offered,
   they are the `<tool_call>` blocks of the text, in the format of Hermes and Qwen, except those inside thoughts.
 - A call without a name (`is_malformed`) could not be parsed; its arguments are the model's unchanged text, and
@@ -28,11 +29,18 @@ _NEXT_CALL = re.compile(r"\s*(?=<tool_call>)")
 _QUOTED = re.compile(r"(?<!`)`<tool_call>`(?!`)")
 _JSON = json.JSONDecoder()
 _NAMES = "(?:think|thinking|thought|seed:think)"
-_OPEN = re.compile(rf"\s*(?:<{_NAMES}>|\[THINK\])", re.IGNORECASE)
-_CLOSE = re.compile(rf"</{_NAMES}>|\[/THINK\]", re.IGNORECASE)
-_CLOSES = re.compile(rf"(?:\s*(?:</{_NAMES}>|\[/THINK\]))*", re.IGNORECASE)
-_TAG = re.compile(rf"</?{_NAMES}>|\[/?THINK\]", re.IGNORECASE)
-_ANY_OPEN = re.compile(rf"<{_NAMES}>|\[THINK\]", re.IGNORECASE)
+_OPENING = rf"(?:<{_NAMES}>|\[THINK\]|<\|channel>thought)"
+_CLOSING = rf"(?:</{_NAMES}>|\[/THINK\]|<channel\|>)"
+_OPEN = re.compile(rf"\s*{_OPENING}", re.IGNORECASE)
+_CLOSE = re.compile(_CLOSING, re.IGNORECASE)
+_CLOSES = re.compile(rf"(?:\s*{_CLOSING})*", re.IGNORECASE)
+_TAG = re.compile(rf"{_OPENING}|{_CLOSING}", re.IGNORECASE)
+_ANY_OPEN = re.compile(_OPENING, re.IGNORECASE)
+_CHANNELS = re.compile(r"(?:<\|start\|>assistant)?(?: to=\S+?)?<\|channel\|>")
+_IN_CHANNEL = re.compile(
+    r"(?:<\|start\|>assistant)?([^\n]{0,200}?)<\|message\|>(.*?)(?:<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
 
 
 def read_turn(
@@ -98,6 +106,8 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
         only_leading: thoughts that the prompt opened are already parsed, so a lone closing tag ends no block.
         opened: the prompt has opened a block.
     """
+    if _CHANNELS.match(text):
+        return _split_channels(text)
     thoughts: list[str] = []
     opening = _OPEN.match(text)
     start = 0 if opening is None else opening.end()
@@ -116,6 +126,17 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
         if (opening := _OPEN.match(text, start)) is None:
             return thoughts, text[start:]
         start = opening.end()
+
+
+def _split_channels(text: str) -> tuple[list[str], str]:
+    """Split a turn in gpt-oss's channels; a call keeps its header, and text without a complete header is unchanged."""
+    thoughts: list[str] = []
+    content: list[str] = []
+    for header, body in _IN_CHANNEL.findall(text):
+        if " to=" in header:
+            return [*thoughts, *content], f"{header}<|message|>{body}"
+        (thoughts if "<|channel|>analysis" in header else content).append(body)
+    return thoughts, "\n".join(content) if thoughts or content else text
 
 
 def _closing(text: str, start: int) -> re.Match[str] | None:

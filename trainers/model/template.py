@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UsageError
 from forge_env.tools.chat_template import ERRORS, PROBE, ChatTemplate, settings_in
 from forge_env.tools.turns import read_turn, split_thoughts
-from forge_env.types import Message
+from forge_env.types import Message, ToolCall
 
 if TYPE_CHECKING:
     from trainers.model.chat import FolderTokenizer
@@ -27,12 +28,16 @@ THOUGHT = "Zqxthought"
 """Thoughts in conversations that show how a template writes."""
 OPENING = 8
 """Number of tokens at the end of a prompt that are searched for an opening thought tag."""
+OPENS = ("<think>", "[THINK]", "<|channel>thought")
+"""Ends of prompts that open thoughts."""
+THINKS = ("</think>", "[/THINK]", "<channel|>", "<|channel|>analysis")
+"""Marks of a turn with thoughts."""
 
 
 class TemplateFormat:
     """A chat format that is defined by a template.
 
-    `stop_token_ids` end a turn, besides the one that the template writes; `thinking` needs a switch in the template.
+    `stop_token_ids` end a turn, besides those that the template writes; `thinking` needs a switch in the template.
 
     Raises:
         UsageError: the template can't write a question and an answer, or can't switch on thinking.
@@ -51,11 +56,11 @@ class TemplateFormat:
         self._options = {"enable_thinking": thinking, "thinking": thinking}
         self._logged: set[str] = set()
         self._check(thinking=thinking)
-        end = self._end_of_turn()
-        self.stop_token_ids = list(dict.fromkeys([*end, *stop_token_ids]))
+        ends = self._ends_of_turns()
+        self.stop_token_ids = list(dict.fromkeys([*ends, *stop_token_ids]))
         texts = [tokenizer.decode([token]) for token in self.stop_token_ids]
         self._stops = [text for text in texts if text in tokenizer.control_tokens]
-        if not end:
+        if not ends:
             self._say(f"{template.source} writes no control token after a turn: every turn is rendered anew (a fork)")
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Any, *, generation: bool) -> list[int]:
@@ -72,7 +77,7 @@ class TemplateFormat:
         sequences = []
         count = len(messages)
         while True:
-            text = self._text(messages[:count], tools)
+            text = self._with_thoughts(messages[:count], tools)
             written = {index: self._span(text, messages[: index + 1], tools) for index in turns if index < count}
             spans = {index: span for index, span in written.items() if span is not None}
             ids, offsets = self.tokenizer.encode_with_offsets(text)
@@ -91,12 +96,26 @@ class TemplateFormat:
 
     def _span(self, text: str, messages: Sequence[dict[str, Any]], tools: Any) -> tuple[int, int] | None:
         """Start and end of the last of `messages` in a text that begins with them; None if it is written otherwise."""
-        prompt, alone = self._text(messages[:-1], tools, generation=True), self._text(messages, tools)
+        prompt, alone = self._text(messages[:-1], tools, generation=True), self._with_thoughts(messages, tools)
         start = len(prompt)
         if not (text.startswith(prompt) and alone.startswith(prompt)):
             return None
-        end, alone_end = (self._end_of(whole, start, messages, tools) for whole in (text, alone))
+        end, alone_end = (self._end_of(whole, start, len(alone)) for whole in (text, alone))
         return (start, end) if text[start:end] == alone[start:alone_end] else None
+
+    def _with_thoughts(self, messages: Sequence[dict[str, Any]], tools: Any) -> str:
+        """Text of a conversation, with the thoughts that its last turn was written after.
+
+        gpt-oss's template drops the thoughts before calls once an answer follows.
+        """
+        text = self._text(messages, tools)
+        is_turn = messages[1:] and messages[-1]["role"] == "assistant"
+        prompt = self._text(messages[:-1], tools, generation=True) if is_turn else ""
+        if text.startswith(prompt):
+            return text
+        silent = [{key: value for key, value in each.items() if key != "reasoning_content"} for each in messages[:-1]]
+        start = self._text(silent, tools, generation=True)
+        return prompt + text.removeprefix(start) if text.startswith(start) else text
 
     def extend(
         self,
@@ -109,20 +128,21 @@ class TemplateFormat:
         """Build the next prompt as `Chat.extend` does; None if the template can't do so."""
         if not observation or not history or any(message["role"] == "assistant" for message in observation):
             return None
-        before, turn = _skeleton(history, observation)
-        try:
-            start = self._text(before, tools, generation=True)
-            text = self._text([*before, turn, *observation], tools, generation=True)
-        except ERRORS:
+        for calls in (history[-1].tool_calls, history[-1].tool_calls[-1:]):  # some templates refuse several calls
+            before, turn = _skeleton(history, observation, calls)
+            with suppress(*ERRORS):
+                start = self._text(before, tools, generation=True)
+                text = self._text([*before, turn, *observation], tools, generation=True)
+                break
+        else:
             return None
         at = text.find(PROBE, len(start))
         end = min((end for stop in self._stops if (end := text.find(stop, at)) >= 0), default=-1)
-        thinks = "</think>" in self.tokenizer.decode(token_ids)
-        if not text.startswith(start) or at < 0 or end < 0 or thinks != ("</think>" in text[len(start) : end]):
-            role = observation[0]["role"]
+        thinks = _thinks(self.tokenizer.decode(token_ids))
+        if not text.startswith(start) or at < 0 or end < 0 or thinks != _thinks(text[len(start) : end]):
             self._say(
-                f"{self.template.source} rewrites the conversation before {'an' if role[0] in 'aeiou' else 'a'} "
-                f"{role} message: it is rendered anew there (a fork)"
+                f"{self.template.source} rewrites the conversation before a {observation[0]['role']} message: it is "
+                "rendered anew there (a fork)"
             )
             return None
         tail = self.tokenizer.encode(text[end:])
@@ -138,7 +158,7 @@ class TemplateFormat:
         `tools` were offered in the template's way (`native`), or as text. The prompt may end with an opening thought
         tag.
         """
-        opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith(("<think>", "[THINK]"))
+        opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith(OPENS)
         thoughts, rest = split_thoughts(text, opened=opened)
         reasoning = "\n".join(thoughts) if thoughts else None
         syntax = self.template.call_syntax if tools and native else None
@@ -172,22 +192,27 @@ class TemplateFormat:
                 f"model.thinking: {self.template.source} has no switch for thinking", fix="use model.thinking=false"
             )
 
-    def _end_of_turn(self) -> list[int]:
-        """The control token that the template writes after an assistant's text; empty if there is none."""
-        question = {"role": "user", "content": "?"}
-        text = self._text([question, {"role": "assistant", "content": PROBE}, question], None, generation=True)
-        after = text.partition(PROBE)[2].lstrip()
-        ids = self.tokenizer.encode(after)[:1]
-        return ids if ids and self.tokenizer.decode(ids) in self.tokenizer.control_tokens else []
+    def _ends_of_turns(self) -> list[int]:
+        """The control tokens with which the template ends an answer and two calls; empty if there are none."""
+        question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}
+        ends = self.tokenizer.encode(self._text([question, answer], None).partition(PROBE)[2].lstrip())[:1]
+        with suppress(*ERRORS):
+            calls = {"content": "", "tool_calls": [_call("f", "call_0"), _call("f", "call_1")]}
+            ids = self.tokenizer.encode(self._text([question, answer | calls], None).partition(PROBE)[2].rstrip())
+            ends += [end for end in ids[-1:] if end not in ids[:-1]]  # what ends each call doesn't end the turn
+        return [token for token in ends if self.tokenizer.decode([token]) in self.tokenizer.control_tokens]
 
-    def _end_of(self, text: str, start: int, messages: Sequence[dict[str, Any]], tools: Any) -> int:
+    def _end_of(self, text: str, start: int, default: int) -> int:
         """End of the assistant's turn that begins at `start`: behind its stop token."""
-        ends = [at + len(stop) for stop in self._stops if (at := text.find(stop, start)) >= 0]
-        return min(ends) if ends else len(self._text(messages, tools))
+        return min((at + len(stop) for stop in self._stops if (at := text.find(stop, start)) >= 0), default=default)
+
+
+def _thinks(text: str) -> bool:
+    return any(mark in text for mark in THINKS)
 
 
 def _skeleton(
-    history: Sequence[Message], observation: Sequence[dict[str, Any]]
+    history: Sequence[Message], observation: Sequence[dict[str, Any]], calls: Sequence[ToolCall]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A short conversation with what decides how a template continues this one: `(messages, last turn)`."""
     before: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
@@ -203,9 +228,8 @@ def _skeleton(
     if history[-1].reasoning_content:
         turn["reasoning_content"] = THOUGHT
     if observation[0]["role"] == "tool":
-        calls = history[-1].tool_calls
-        name = calls[-1].function.name if calls else ""
-        turn |= {"content": "", "tool_calls": [_call(name or "f", observation[0].get("tool_call_id") or "call_0")]}
+        written = [_call(call.function.name or "f", call.id) for call in calls]
+        turn |= {"content": "", "tool_calls": written or [_call("f", observation[0].get("tool_call_id") or "call_0")]}
     return before, turn
 
 

@@ -83,6 +83,8 @@ QWEN = (
         (QWEN, True),
         ("{{ messages[0].content }}{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}", True),
         ("{{ '<think>\n\n</think>' if not enable_thinking }}", False),
+        ("{{ '<|think|>' if enable_thinking }}", False),
+        ("{{ '<|channel|>analysis<|message|>' ~ m.thinking if m is defined else '' }}", True),
         ("{{ m.content.split('</think>')[-1] if m is defined else '' }}", False),
         ("{{ raise_exception('no tools: think') }}", True),
     ],
@@ -93,6 +95,11 @@ def test_a_template_shows_whether_its_model_thinks(template: str, thinks: bool, 
     assert read is not None
     assert template_thinks(read) is thinks
     assert flags(ChatFormat.of(str(model))) == ["hermes", "qwen3", None if thinks else OFF]
+
+
+def test_the_text_part_of_gemma_4_has_its_family_s_parser_of_thoughts(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", "{{ '<|think|>' if enable_thinking }}", model_type="gemma4_text")
+    assert flags(ChatFormat.of(str(model)))[1:] == ["gemma4", OFF]
 
 
 @pytest.mark.parametrize("given", [["--reasoning-parser", "hf"], ["--reasoning-parser=hf"]])

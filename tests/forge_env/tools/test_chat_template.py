@@ -107,6 +107,13 @@ def test_templates_have_what_transformers_gives_them() -> None:
             "</function>\n</tool_call>",
             [("f", '{"a": "x = 1\\ny", "b": 2}')],
         ),
+        ("gemma4", '<|tool_call>call:f{a b:[1,{c:<|"|>}"<|"|>}]}<tool_call|>', [("f", '{"a b": [1, {"c": "}\\""}]}')]),
+        ("gemma4", "<|tool_call>call:f{}<tool_call|><|tool_call>call:g{x:true}", [("f", "{}"), ("g", '{"x": true}')]),
+        ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>", [("f", '{"a":b}')]),
+        ("gemma4", "<|tool_call>f", [("", "f")]),
+        ("openai", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}', [("f", '{"a": 1}')]),
+        ("openai", " to=functions.f<|channel|>commentary json<|message|>{bad", [("f", "{bad")]),
+        ("openai", "to=f", []),
         ("qwen3_coder", "<function=f>\n<parameter=a>\nx", [("f", '{"a": "x"}')]),
     ],
 )

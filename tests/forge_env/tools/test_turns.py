@@ -38,6 +38,15 @@ TURNS: dict[str, tuple[str, str | None, str, list[tuple[str, str]]]] = {
     "two closing tags": ("hm</think>\n</think>42", "hm", "42", []),
     "Gemini's and Seed's spelling": ("<thought>a</thought><seed:think>b</seed:think>42", "a\nb", "42", []),
     "thoughts in thoughts": ("<think>a <think>b</think> c</think>42", "a b</think> c", "42", []),
+    "Gemma 4's spelling": ("<|channel>thought\nhm\n<channel|>42", "hm", "42", []),
+    "gpt-oss's channels": (
+        "<|channel|>analysis<|message|>hm</think><|end|><|start|>assistant<|channel|>final<|message|>42",
+        "hm</think>",
+        "42",
+        [],
+    ),
+    "a channel without thoughts": ("<|channel|>final<|message|>42<|return|>", None, "42", []),
+    "a channel that is cut off": ("<|channel|>analysis<|message|>hm", "hm", "", []),
     "a call whose JSON has the closing tag": (
         '<tool_call>{"name": "f", "arguments": {"n": "</tool_call>"}}</tool_call>',
         None,
@@ -68,6 +77,11 @@ TURNS: dict[str, tuple[str, str | None, str, list[tuple[str, str]]]] = {
 def test_turns(name: str) -> None:
     text, *expected = TURNS[name]
     assert read(text) == tuple(expected)
+
+
+def test_a_long_line_in_a_channel_is_split_at_once() -> None:
+    text = "<|channel|>analysis" + "x" * 300_000
+    assert read(text) == (None, text, [])
 
 
 def test_without_tools_a_call_is_text() -> None:

@@ -20,6 +20,14 @@ _LLAMA = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"),
     "<|python_tag|>",
 )
+_GEMMA_4 = (
+    *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>"),
+    *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'),
+)
+_HARMONY = (
+    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+    *("<|startoftext|>", "<|endoftext|>"),
+)
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """Llama 3's way to split words, of which Qwen's is a variant."""
 
@@ -34,6 +42,7 @@ class Family:
         eos: token that ends one.
         tools: whether its template has tools that forge-env can offer.
         thinks: whether its template has a switch for thinking.
+        thoughts: key of a message's thoughts; None if the template has none.
         system: whether its template takes a system message.
         alternates: whether its template demands that questions and answers alternate.
         single_calls: whether its template takes only one call a turn.
@@ -44,6 +53,7 @@ class Family:
     eos: str
     tools: bool = True
     thinks: bool = False
+    thoughts: str | None = None
     system: bool = True
     alternates: bool = False
     single_calls: bool = False
@@ -52,9 +62,11 @@ class Family:
 FAMILIES = {
     "smollm2": Family(_CHATML, None, "<|im_end|>", tools=False),
     "qwen2_5": Family((*_CHATML, *_TOOLS), None, "<|im_end|>"),
-    "qwen3": Family((*_CHATML, *_TOOLS, *_THOUGHTS), None, "<|im_end|>", thinks=True),
+    "qwen3": Family((*_CHATML, *_TOOLS, *_THOUGHTS), None, "<|im_end|>", thinks=True, thoughts="reasoning_content"),
     "qwen3_instruct_2507": Family((*_CHATML, *_TOOLS), None, "<|im_end|>"),
-    "qwen3_5_think": Family((*_CHATML, *_TOOLS, *_THOUGHTS), None, "<|im_end|>", thinks=True),
+    "qwen3_5_think": Family(
+        (*_CHATML, *_TOOLS, *_THOUGHTS), None, "<|im_end|>", thinks=True, thoughts="reasoning_content"
+    ),
     "llama3_1": Family(_LLAMA, "<|begin_of_text|>", "<|eot_id|>", single_calls=True),
     "llama3_2": Family(_LLAMA, "<|begin_of_text|>", "<|eot_id|>", single_calls=True),
     "mistral_v3": Family(_MISTRAL, "<s>", "</s>", alternates=True),
@@ -62,6 +74,8 @@ FAMILIES = {
     "gemma3": Family(
         ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<bos>", "<eos>", tools=False, alternates=True
     ),
+    "gemma4": Family(_GEMMA_4, "<bos>", "<turn|>", thinks=True, thoughts="reasoning_content"),
+    "gpt_oss": Family(_HARMONY, "<|startoftext|>", "<|return|>", single_calls=True, thoughts="thinking"),
     "phi3_5": Family(
         ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"), None, "<|endoftext|>", tools=False
     ),

@@ -20,6 +20,8 @@ from forge_env.errors import UsageError
 from forge_env.tools.chat_template import ChatTemplate
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from tests.trainers.model.families import FAMILIES, family_folder
+from tests.trainers.model.test_chat import Script
+from trainers.generator.policy import GeneratorPolicy
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.template import folder_format
 
@@ -99,9 +101,10 @@ def conversations(draw: st.DrawFn, name: str, *, thinking: bool, tools: bool) ->
 class Transformers:
     """The tokens that `transformers` writes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, thoughts: str | None = None) -> None:
         from transformers import AutoTokenizer
 
+        self.thoughts = thoughts
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def render(self, messages: list[Message], tools: list[ToolSpec], **options: Any) -> list[int]:
@@ -111,6 +114,8 @@ class Transformers:
     def rendered(self, messages: list[Message], tools: list[ToolSpec], **options: Any) -> Any:
         dictionaries = [message.to_openai() for message in messages]
         for message in dictionaries:
+            if self.thoughts and "reasoning_content" in message:
+                message[self.thoughts] = message.pop("reasoning_content")
             for call in message.get("tool_calls", []):
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         specs = [tool.to_openai() for tool in tools] or None
@@ -123,7 +128,7 @@ def theirs(folders: Callable[[str], Path]) -> Callable[[str], Transformers]:
 
     def of(name: str) -> Transformers:
         if name not in made:
-            made[name] = Transformers(folders(name))
+            made[name] = Transformers(folders(name), FAMILIES[name].thoughts)
         return made[name]
 
     return of
@@ -140,7 +145,7 @@ def test_tokens_are_those_of_transformers_and_turns_extend_them(
     @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(data=st.data(), tools=st.booleans() if family.tools else st.just(False))
     def check(data: st.DataObject, tools: bool) -> None:
-        messages = data.draw(conversations(name, thinking=family.thinks, tools=tools))
+        messages = data.draw(conversations(name, thinking=family.thoughts is not None, tools=tools))
         offered = TOOLS if tools else []
         options = {"enable_thinking": thinking, "thinking": thinking}
         for generation in (False, True):
@@ -224,6 +229,25 @@ def test_a_turn_whose_thoughts_the_template_drops_is_learned_with_them(folders: 
     assert ["first" in text for text in spans(chat, *former)] == [True]
 
 
+def test_an_answer_is_learned_after_the_thoughts_before_its_calls(folders: Callable[[str], Path]) -> None:
+    chat = template_chat(folders("gpt_oss"))
+    call = ToolCall(id="c", function=FunctionCall(name="f", arguments="{}"))
+    messages = [
+        Message(role="user", content="q"),
+        Message(role="assistant", content="", reasoning_content="hm", tool_calls=[call]),
+        Message(role="tool", content="42", tool_call_id="c", name="f"),
+        Message(role="assistant", content="a", reasoning_content="so"),
+    ]
+    [(ids, mask)] = chat.render_training(messages, TOOLS)
+    assert spans(chat, ids, mask) == [
+        "<|channel|>analysis<|message|>hm<|end|>"
+        "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>a<|return|>",
+    ]
+    prompt = chat.render(messages[:3], TOOLS)
+    assert ids[: len(prompt)] == prompt
+
+
 # --- what is found out about a template
 
 
@@ -247,6 +271,9 @@ CALLS = {
     "qwen3_5_think": "hm\n</think>\n\n<tool_call>\n<function=python>\n<parameter=code>\n1\n</parameter>\n"
     "</function>\n</tool_call>",
     "llama3_2": '{"name": "python", "parameters": {"code": "1"}}',
+    "gemma4": '<|channel>thought\nhm\n<channel|><|tool_call>call:python{code:<|"|>1<|"|>}<tool_call|>',
+    "gpt_oss": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.python "
+    '<|constrain|>json<|message|>{"code": "1"}',
     "mistral_v3": '[TOOL_CALLS] [{"name": "python", "arguments": {"code": "1"}}]',
 }
 
@@ -261,10 +288,70 @@ def test_calls_are_read_in_the_family_s_syntax(folders: Callable[[str], Path], n
     [call] = message.tool_calls
     assert (call.function.name, message.content) == ("python", "")
     assert json.loads(call.function.arguments) in ({"code": "1"}, {"code": 1})
-    assert message.reasoning_content == ("hm" if FAMILIES[name].thinks else None)
+    assert message.reasoning_content == ("hm" if FAMILIES[name].thoughts else None)
     assert chat.parse(sampled, [], prompt).tool_calls == []
     broken = chat.parse(chat.tokenizer.encode(CALLS[name].replace('"1"}}', "'").replace("python", "")), TOOLS, prompt)
     assert all(not call.function.name for call in broken.tool_calls)
+
+
+ANSWERS = {
+    "gemma4": "so\n<channel|>42<turn|>",
+    "gpt_oss": "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "call_end", "result"),
+    [
+        ("gemma4", "<|tool_response>", 'response:python{value:<|"|>42<|"|>}<tool_response|><|channel>thought\n'),
+        (
+            "gpt_oss",
+            "<|call|>",
+            '<|start|>functions.python to=assistant<|channel|>commentary<|message|>"42"<|end|><|start|>assistant',
+        ),
+    ],
+)
+async def test_thoughts_stay_until_the_next_question(
+    folders: Callable[[str], Path], name: str, call_end: str, result: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folders(name)
+    chat = Chat.named("auto", folder, FolderTokenizer(folder), thinking=FAMILIES[name].thinks)
+    answer = ANSWERS[name]
+    assert {chat.tokenizer.decode([stop]) for stop in chat.stop_token_ids} == {call_end, answer[answer.rindex("<") :]}
+    script = Script(chat, [CALLS[name] + call_end, answer, answer])
+    session = GeneratorPolicy(chat, script, max_length=9000, max_tokens=900).session(TOOLS)
+    called = await session.reply([Message(role="user", content="q")])
+    [call] = called.message.tool_calls
+    answered = await session.reply([Message(role="tool", content="42", tool_call_id=call.id)])
+    assert (answered.message.content, answered.message.reasoning_content) == ("42", "so")
+    with caplog.at_level(logging.INFO):
+        asked = await session.reply([Message(role="user", content="and?")])
+    assert [reply.forked for reply in (called, answered, asked)] == [False, False, True]
+    assert "rewrites the conversation before a user message" in caplog.text
+    first, second, third = (chat.tokenizer.decode(prompt) for prompt in script.prompts)
+    assert second == f"{first}{CALLS[name]}{call_end}{result}"
+    assert "hm" not in third
+    assert "so" not in third.partition("and?")[0].partition("42")[2]
+
+
+def test_empty_thoughts_in_the_prompt_only_fork_every_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As Gemma 4 31B's template does without thinking."""
+    file = family_folder(tmp_path, "gemma4") / "chat_template.jinja"
+    opening = "{{- '<|turn>model\\n' -}}"
+    empty = "{%- if not enable_thinking %}{{- '<|channel>thought\\n<channel|>' -}}{% endif -%}"
+    assert opening in file.read_text()
+    file.write_text(file.read_text().replace(opening, opening + empty))
+    chat = template_chat(tmp_path)
+    assert chat.refusal_of_tools() is None
+    question = [Message(role="user", content="q")]
+    prompt = chat.render(question, TOOLS)
+    sampled = chat.tokenizer.encode('<|tool_call>call:python{code:<|"|>1<|"|>}<tool_call|><|tool_response>')
+    message = chat.parse(sampled, TOOLS, prompt)
+    assert message.tool_calls[0].function.arguments == '{"code": "1"}'
+    result = [Message(role="tool", content="42", tool_call_id="call_0")]
+    with caplog.at_level(logging.INFO):
+        assert chat.extend(prompt, sampled, [*question, message], result, TOOLS) is None
+    assert "rewrites the conversation before a tool message" in caplog.text
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.tools])
