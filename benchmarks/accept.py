@@ -4,9 +4,9 @@ make accept-gpu                                     one GPU of 80 GB, no network
 python -m benchmarks accept --device cpu            the same without `compile`, with smaller models, fewer steps
 python -m benchmarks accept --stages machine speed  some stages only
 
-Each stage runs in a separate process; if it fails, the next one still runs. The stage `speed` uses random weights in
-the shape of a real model, `families` small random models, `language-model` SmolLM2, and the others the checkpoint that
-is bundled with forge-env. `--out` receives results.json, results.md and the output of each stage.
+Each stage runs in a separate process; if it fails, the next one still runs. `speed` (all weights) and `speed-8b` (LoRA)
+use random weights in the shape of real models, `families` small random models, `language-model` SmolLM2, and the others
+the checkpoint that is bundled with forge-env. `--out` receives results.json, results.md and the output of each stage.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from forge_env.config.recipe import (
     EnvironmentSection,
     GeneratorSection,
     JobSection,
+    LoRASection,
     ModelSection,
     OptimizerSection,
     TinyModel,
@@ -54,9 +55,8 @@ TIMEOUT_S = 900
 RUN_S, FAMILY_S = 720, 240
 """Time limits of a training run and of a model family's process; beyond them, the stage fails."""
 QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, hidden_dim=3072, rope_theta=1e6)
+QWEN3_8B = TinyModel(layers=36, dim=4096, heads=32, kv_heads=8, head_dim=128, hidden_dim=12288, rope_theta=1e6)
 VOCABULARY = {"cuda": 151936, "cpu": 4096}
-SHAPES = {"cuda": QWEN3_0_6B, "cpu": TinyModel()}
-"""Model shape of the stage `speed`, by device."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ async def check_agreement(options: Options, engine: str) -> Stage:
     return stage
 
 
-async def check_speed(options: Options) -> Stage:
-    """Measure trainer, generator and weight sync; on a GPU with the shape of Qwen3-0.6B in bfloat16."""
+async def check_speed(options: Options, shape: TinyModel, lora: LoRASection | None = None) -> Stage:
+    """Measure trainer, generator and weight sync for random weights in a shape; on a GPU in bfloat16."""
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses import GRPOLoss
 
@@ -165,15 +165,20 @@ async def check_speed(options: Options) -> Stage:
     on_gpu, stage = options.on_gpu, Stage()
     dtype, length = ("bfloat16", 2048) if on_gpu else ("float32", 512)
     config = recipe(options, engine="async_llm", dtype=dtype, length=length)
+    if lora is not None:
+        config.lora, config.trainer.activation_checkpoint = lora, "full"
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
-        model = Path(scratch, "model")
-        section = config.model.model_copy(update={"tiny": SHAPES[options.device]})
-        shape = shape_folder(Path(scratch, "shape"), section, VOCABULARY[options.device])
+        section = config.model.model_copy(update={"tiny": shape if on_gpu else TinyModel()})
+        changes = {"tie_word_embeddings": lora is None}
+        model = shape_folder(Path(scratch, "model"), section, VOCABULARY[options.device], changes)
+        started = time.perf_counter()
+        command = call("benchmarks.accept:random_weights", str(model), options.device)
+        await asyncio.to_thread(subprocess.run, command, check=True)
+        stage.figures["write the model, s"] = time.perf_counter() - started
         async with Stack(config) as stack:
-            trainer = await stack.start_trainer(shape)
             started = time.perf_counter()
-            await trainer.save_model(str(model), config.model.dtype)
-            stage.figures["save the model, s"] = time.perf_counter() - started
+            trainer = await stack.start_trainer(model)
+            stage.figures["start of the trainer, s"] = time.perf_counter() - started
             started = time.perf_counter()
             generators = await stack.start_generators(model)
             stage.figures["start of the generator, s"] = time.perf_counter() - started
@@ -191,24 +196,34 @@ async def check_speed(options: Options) -> Stage:
             completions = await sample(generators, prompts, tokens)
             sampled = sum(len(each.token_ids) for each in completions)
             rate = sampled / (time.perf_counter() - started)
-            stage.at_least("generator, tokens/s", rate, 10_000 if on_gpu else 1)
+            stage.at_least("generator, tokens/s", rate, (10_000 if lora is None else 2_000) if on_gpu else 1)
             apart = await differences(trainer, completions[:32])
             stage.figures["largest mismatch"] = float(apart.max())
             stage.at_most("mean mismatch", apart.mean(), 0.03)
             batch = [segment(each, random.Random(number).uniform(-1, 1)) for number, each in enumerate(completions)]
-            steps = [await trainer.train_step(batch) for _ in range(4 if on_gpu else 2)]
+            steps = [await trainer.train_step(batch) for _ in range(3 if on_gpu else 2)]
             stage.figures |= {"trainer, tokens/s": steps[-1]["tokens_per_s"], "first step, s": steps[0]["train_s"]}
             stage.figures |= {"next steps, s": steps[-1]["train_s"]}
             if on_gpu:
                 stage.at_least("trainer, model FLOPs utilisation", steps[-1].get("mfu", 0.0), 0.15)
-            await _sync(stage, trainer, generators, on_gpu)
+            await _sync(stage, trainer, generators)
             if on_gpu:
                 stage.figures["GPU memory in use, GiB"] = gpu_state()[3]
             await generators.halt()
     return stage
 
 
-async def _sync(stage: Stage, trainer: Any, generators: Any, on_gpu: bool) -> None:
+def random_weights(folder: str, device: str) -> None:
+    """Write random weights for a folder's config.json, in bfloat16 on a GPU and in float32 on a CPU."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device(device):
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype).save_pretrained(folder)
+
+
+async def _sync(stage: Stage, trainer: Any, generators: Any) -> None:
     """Measure the last of several weight syncs; the first ones also allocate memory."""
     for version in range(1, 5):
         published, pushed = await (await trainer.begin_push(version))
@@ -238,9 +253,20 @@ def check_families(options: Options) -> Stage:
                 stage.figures[f"{name}, {dtype}: error"] = result
                 stage.at_least(f"{name}, {dtype}: completed", 0, 1)
                 continue
-            stage.at_most(f"{name}, {dtype}: mean mismatch", result[0], 2e-3 if dtype == "float32" else 0.03)
+            stage.at_most(f"{name}, {dtype}: mean mismatch", result[0], mismatch_bound(CHECKPOINTS[name], dtype))
             stage.figures[f"{name}, {dtype}: largest mismatch"] = result[1]
     return stage
+
+
+def mismatch_bound(shape: Mapping[str, Any], dtype: str) -> float:
+    """Bound of a family's mean mismatch; rounding to bfloat16 also sends some tokens to other experts.
+
+    On a CPU, bfloat16 instead of float32 moves the log-probs of the small gpt-oss by 0.034 in the trainer and 0.027 in
+    vLLM.
+    """
+    if dtype == "float32":
+        return 2e-3
+    return 0.06 if any(key.endswith("experts") for key in shape) else 0.03
 
 
 def supports_float32_on_gpu(shape: Mapping[str, Any]) -> bool:
@@ -399,13 +425,16 @@ STAGES: dict[str, Callable[[Options], Stage | Coroutine[None, None, Stage]]] = {
     "kernels": check_kernels,
     "agreement-async": partial(check_agreement, engine="async_llm"),
     "agreement-in-process": partial(check_agreement, engine="in_process"),
-    "speed": check_speed,
+    "speed": partial(check_speed, shape=QWEN3_0_6B),
+    "speed-8b": partial(check_speed, shape=QWEN3_8B, lora=LoRASection(rank=16, alpha=32)),
     "families": check_families,
     "learning": check_learning,
     "lora": partial(check_variant, name="lora", file="coding_rlvr/lora", overrides=()),
     "bfloat16": partial(check_variant, name="bfloat16", file="coding_rlvr", overrides=["model.dtype=bfloat16"]),
     "sleep": partial(check_variant, name="sleep", file="coding_rlvr", overrides=["generator.sleep=true"]),
-    "compile": partial(check_variant, name="compile", file="coding_rlvr", overrides=["trainer.compile=true"]),
+    "compile": partial(
+        check_variant, name="compile", file="coding_rlvr", overrides=["model.dtype=bfloat16", "trainer.compile=true"]
+    ),
     "language-model": check_language_model,
     "life": check_life,
 }

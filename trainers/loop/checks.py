@@ -23,6 +23,7 @@ from trainers.generator.arguments import check_engine_args, check_sampling
 from trainers.model.adapter import targets
 from trainers.model.folder import (
     TINY,
+    check_compilable,
     check_folder,
     check_generator_heads,
     check_heads,
@@ -157,6 +158,11 @@ def check_parallelism(config: RunConfig) -> None:
     dims = section.parallelism
     if section.compile and not section.with_gpus:
         raise UsageError("trainer.compile needs GPUs", fix="use trainer.compile=false, or trainer.with_gpus=true")
+    if section.compile and config.model.dtype == "float32":
+        raise UsageError(
+            "trainer.compile does not support float32: torch can't compile the gradient of its attention",
+            fix="use model.dtype=bfloat16, or trainer.compile=false",
+        )
     if dims.pipeline_parallel_degree > 1:
         raise UsageError(
             "trainer.parallelism.pipeline_parallel_degree: TorchTitan's pipelines take microbatches of one shape and "
@@ -176,10 +182,12 @@ def check_parallelism(config: RunConfig) -> None:
 
 
 def check_precision(config: RunConfig, folder: Path) -> None:
-    """Reject models whose sliding windows or gated delta layers no kernel on a GPU supports in this precision."""
+    """Reject models whose layers no kernel on a GPU supports in this precision, or which can't be compiled."""
     hf, in_float32 = read_hf_config(folder), config.model.dtype == "float32"
     if config.trainer.with_gpus:
         check_windows(folder, hf, config.model.max_length, in_float32=in_float32)
+    if config.trainer.compile:
+        check_compilable(folder, hf)
     generates = config.rolls_out and config.generator.with_gpus and in_float32
     if generates and any(is_linear(hf, layer) for layer in range(hf["num_hidden_layers"])):
         raise UsageError(

@@ -330,6 +330,18 @@ def check_windows(folder: Path, config: Mapping[str, Any], max_length: int, *, i
         )
 
 
+def check_compilable(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse models with layers that torch can't compile once for all lengths."""
+    layers = range(config["num_hidden_layers"])
+    reasons = {
+        "gated delta layers": any(is_linear(config, layer) for layer in layers),
+        "attention sinks": config["model_type"] == "gpt_oss",
+        f"attention heads of more than {WIDEST} elements": any(heads(config, layer)[0] > WIDEST for layer in layers),
+    }
+    for reason in (name for name, holds in reasons.items() if holds):
+        raise UsageError(f"{folder} has {reason}, which can't be compiled", fix="use trainer.compile=false")
+
+
 def rotates(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has rotary positions: in SmolLM3, all but every fourth."""
     if config["model_type"] != "smollm3":

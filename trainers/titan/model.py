@@ -20,7 +20,16 @@ from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
-from trainers.model.folder import check_heads, check_windows, heads, is_linear, read_hf_config, weight_files, window
+from trainers.model.folder import (
+    check_compilable,
+    check_heads,
+    check_windows,
+    heads,
+    is_linear,
+    read_hf_config,
+    weight_files,
+    window,
+)
 from trainers.model.merging import scaled
 from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
@@ -109,10 +118,8 @@ class TitanModel:
         if device.type == "cuda":
             check_windows(self.folder, hf, max_length, in_float32=self.dtype == torch.float32)
         with_attention = [layer for layer in range(hf["num_hidden_layers"]) if not is_linear(hf, layer)]
-        if len(with_attention) < hf["num_hidden_layers"] and self.sharding.compile:
-            raise UsageError(
-                f"{folder} has gated delta layers, which can't be compiled", fix="use trainer.compile=false"
-            )
+        if self.sharding.compile:
+            check_compilable(self.folder, hf)
         self.config = titan_config(hf, max_length)
         self._family = FAMILIES[hf["model_type"]]
         self.has_sinks = self._family.sinks

@@ -24,7 +24,7 @@ from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
 from trainers.algorithms.sft import check_idle
 from trainers.generator.arguments import engine_arguments
-from trainers.loop.checks import check_devices, check_images, check_loss, check_precision
+from trainers.loop.checks import check_devices, check_images, check_loss, check_parallelism, check_precision
 from trainers.model.folder import INDEX, check_heads, from_hub
 from trainers.model.tiny import chat_template, hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
@@ -388,6 +388,28 @@ def test_windows_and_gated_delta_layers_are_refused_in_float32_on_gpus(
     check_precision(config, tmp_path)
     on_cpu = load_config("coding_rlvr", [f"model.path={tmp_path}"])
     check_precision(on_cpu, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (DELTA, "gated delta layers"),
+        (GPT_OSS, "attention sinks"),
+        (GEMMA4 | {"head_dim": 320}, "attention heads of more than 256 elements"),
+    ],
+)
+def test_layers_that_cannot_be_compiled_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | changes))
+    config = load_config("coding_rlvr", [f"model.path={tmp_path}", "model.dtype=bfloat16", "trainer.compile=true"])
+    with pytest.raises(UsageError, match=f"has {reason}, which can't be compiled"):
+        check_precision(config, tmp_path)
+
+
+def test_compiling_is_refused_in_float32() -> None:
+    config = load_config("coding_rlvr", ["trainer.compile=true", "trainer.with_gpus=true", "trainer.threads=1"])
+    with pytest.raises(UsageError, match="does not support float32") as caught:
+        check_parallelism(config)
+    assert "model.dtype=bfloat16" in (caught.value.fix or "")
 
 
 def test_windows_of_wide_heads_are_refused_on_gpus(tmp_path: Path) -> None:

@@ -32,12 +32,13 @@ from trainers.losses.types import LossOutput, TokenBatch
 from trainers.model.tiny import hf_config
 from trainers.model.writer import read_companions, write_model
 from trainers.titan import checkpoint
+from trainers.titan.attention import PackedAttention
 from trainers.titan.batch import Microbatch
 from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
 from trainers.titan.engine import MAX_SKIPPED_UPDATES, TitanEngine
 from trainers.titan.flops import Work
-from trainers.titan.layout import PackedLayout
+from trainers.titan.layout import PackedLayout, Row, VarlenLayout
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import Float32Muon, orthogonalize
 from trainers.titan.parallel import Sharding
@@ -231,6 +232,22 @@ def test_compile_compiles_every_block(folder: Path) -> None:
     plain = TitanModel(folder, max_length=128, device=CPU)
     for model, expected in ((compiled, True), (plain, False)):
         assert {layer._compiled_call_impl is not None for layer in model.module.layers.values()} == {expected}
+
+
+def test_rows_of_other_lengths_do_not_compile_attention_again() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(PackedAttention(PackedAttention.Config()), backend=counter, fullgraph=True)
+    for lengths in ([5, 9, 7], [6, 10, 8, 2], [11, 4], [3, 3, 3, 12]):
+        row = Row.of(lengths)
+        with FakeTensorMode(allow_non_fake_inputs=True):  # the kernel is on GPUs only
+            sizes = ((1, len(row), heads, 16) for heads in (4, 2, 2))
+            q, k, v = (torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in sizes)
+            out = compiled(q, k, v, attention_masks=VarlenLayout.of(row, CPU), enable_gqa=True)
+            torch.autograd.grad(out.float().sum(), (q, k, v))
+    assert counter.frame_count <= 2, "once with fixed and once with variable lengths"
 
 
 def test_a_trainer_starts_without_the_compiler_and_can_still_compile() -> None:
