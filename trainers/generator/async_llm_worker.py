@@ -57,6 +57,9 @@ class WeightLoader:
         layouts, handles, reorders = pickle.loads(message)
         published = Flat(layouts, [{dtype: shared.attach(each) for dtype, each in one.items()} for one in handles])
         base, device = Path(self.model_runner.model_config.model), self.model_runner.device
+        if device.type == "cuda":
+            for buffer in (each for one in published.buffers for each in one.values()):
+                shared.pin(buffer)
         if self.model_runner.model_config.quantization == ADAPTERS:
             from trainers.generator.adapters import load_adapters
 

@@ -67,6 +67,9 @@ class Layout:
     def pack(self, parts: Sequence[Part], into: Buffers | None = None) -> Buffers:
         """Copy `parts` into `into`, by default new flat buffers in CPU memory that other processes can map."""
         buffers = into or {dtype: shared.empty(size, dtype) for dtype, size in self.sizes.items()}
+        if not into and any(part.tensor.is_cuda for part in parts):
+            for buffer in buffers.values():
+                shared.pin(buffer)
         for entry, part in zip(self.entries, parts, strict=True):
             values = part.values
             if values.is_cuda:  # `copy_` would copy before converting, so twice the bytes, and convert on the CPU

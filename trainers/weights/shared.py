@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import mmap
 import os
 import struct
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -27,6 +29,8 @@ import numpy as np
 import torch
 
 from trainers.weights import network
+
+log = logging.getLogger(__name__)
 
 DROPPED = "the weights were dropped before they were read"
 STAMP = struct.Struct("=q")
@@ -46,6 +50,8 @@ class Block(mmap.mmap):
     """Mapped memory, with the descriptor through which other processes map it."""
 
     file: Descriptor
+    pinned: bool = False
+    """Whether a GPU's driver was asked to copy to and from it directly, in this process."""
 
     @property
     def room(self) -> int:
@@ -145,6 +151,23 @@ def handle(tensor: torch.Tensor) -> Handle:
 def this_process() -> Process:
     """This process, which serves its blocks if the run has other machines."""
     return Process(host(), os.getpid(), network.serve(_find))
+
+
+def pin(tensor: torch.Tensor) -> None:
+    """Lock the pages of the block of `tensor` in this process, so that a GPU copies to and from them directly.
+
+    The block is unlocked before it is unmapped. If the driver refuses, copies work all the same, but more slowly.
+    """
+    if not len(tensor) or (block := _block(tensor)).pinned:
+        return
+    block.pinned = True
+    cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if error := int(cuda.cudaHostRegister(tensor.data_ptr(), len(block), 0)):
+        log.warning("weights are copied to and from the GPU more slowly: pinning their memory failed (%d)", error)
+        with suppress(RuntimeError):  # raises that error, which the driver keeps for the next operation
+            torch.zeros(1, device="cuda")
+        return
+    finalize(block, cuda.cudaHostUnregister, tensor.data_ptr()).atexit = False
 
 
 def reuse(tensor: torch.Tensor) -> bool:

@@ -90,6 +90,50 @@ def test_a_descriptor_that_is_another_by_now_is_noticed() -> None:
         shared.attach(handle)
 
 
+class Driver:
+    """A GPU's driver, as torch gives access to it."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert address not in self.pinned
+        if not self.error:
+            self.pinned[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.pinned[address]
+        return 0
+
+
+def test_memory_is_pinned_once_and_until_it_is_unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr("torch.cuda.cudart", lambda: driver)
+    tensor = shared.empty(1000, torch.float32)
+    shared.pin(tensor)
+    shared.pin(tensor)
+    shared.pin(torch.empty(0))
+    assert list(driver.pinned) == [tensor.data_ptr()]
+    assert driver.pinned[tensor.data_ptr()] >= 4000
+    del tensor
+    gc.collect()
+    assert not driver.pinned
+
+
+def test_memory_that_cannot_be_pinned_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cuda.cudart", lambda: Driver(error=2))
+    monkeypatch.setattr("torch.zeros", lambda *size, device: None)
+    tensor = shared.empty(1000, torch.float32)
+    shared.pin(tensor)
+    shared.pin(tensor)
+    assert caplog.text.count("pinning their memory failed (2)") == 1
+    assert torch.equal(shared.attach(shared.handle(tensor.fill_(3.0))), tensor)
+
+
 @pytest.mark.parametrize("tensor", [torch.zeros(8), shared.empty(8, torch.float32)[:4], torch.zeros(0)])
 def test_only_whole_blocks_have_handles(tensor: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="not a whole block"):
