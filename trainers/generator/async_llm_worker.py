@@ -55,10 +55,11 @@ class WeightLoader:
         from trainers.weights.flat import Flat
 
         layouts, handles, reorders = pickle.loads(message)
-        published = Flat(layouts, [{dtype: shared.attach(each) for dtype, each in one.items()} for one in handles])
         base, device = Path(self.model_runner.model_config.model), self.model_runner.device
+        buffers = [{dtype: shared.attach(each) for dtype, each in one.items()} for one in handles]
+        published = Flat(layouts, buffers, device)
         if device.type == "cuda":
-            for buffer in (each for one in published.buffers for each in one.values()):
+            for buffer in (each for one in buffers for each in one.values()):
                 shared.pin(buffer)
         if self.model_runner.model_config.quantization == ADAPTERS:
             from trainers.generator.adapters import load_adapters

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -32,10 +33,11 @@ def whole_weights(
 
     With adapters, base weights without one are only included with `everything`.
     """
-    weights = dict(published)
-    if not any(name.startswith(PREFIX) for name in weights):
-        return weights.items()
-    return merged(weights, base, everything=everything, device=device)
+    rest = iter(published)
+    first = list(islice(rest, 1))
+    if not any(name.startswith(PREFIX) for name, _ in first):
+        return chain(first, rest)  # one at a time, since each may be assembled only now
+    return merged(dict(chain(first, rest)), base, everything=everything, device=device)
 
 
 def reloadable(weights: Named, skipped: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

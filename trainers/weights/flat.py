@@ -87,12 +87,13 @@ class Layout:
 class Flat:
     """Weights in the flat buffers of one or several processes. Iteration yields names and whole tensors.
 
-    A tensor that one process has whole is a view into its buffer. A tensor split between processes is assembled when
-    the iteration reaches it, so at most one such copy is made at a time.
+    A tensor that one process has whole is a view into its buffer. A tensor split between processes is assembled on
+    `device` (None: the CPU) when the iteration reaches it, so at most one such copy is made at a time.
     """
 
     layouts: Sequence[Layout]
     buffers: Sequence[Buffers]
+    device: torch.device | None = None
 
     @classmethod
     def of(cls, state: Mapping[str, torch.Tensor]) -> Flat:
@@ -112,17 +113,24 @@ class Flat:
             for entry, tensor in layout.unpack(buffers):
                 parts.setdefault(entry.name, []).append((entry, tensor))
         for name, entries in parts.items():
-            yield name, _joined(entries)
+            _check_complete(name, entries)
+        for name, entries in parts.items():
+            yield name, _joined(entries, self.device)
 
 
-def _joined(parts: Sequence[tuple[Entry, torch.Tensor]]) -> torch.Tensor:
-    """Assemble a whole tensor from its parts; raises ValueError if some are missing."""
+def _check_complete(name: str, parts: Sequence[tuple[Entry, torch.Tensor]]) -> None:
+    """Raise ValueError if parts of a tensor are missing."""
+    size = prod(parts[0][0].whole)
+    if (published := sum(prod(part.shape) for part, _ in parts)) != size:
+        raise ValueError(f"{name} has {size} elements, of which {published} were published")
+
+
+def _joined(parts: Sequence[tuple[Entry, torch.Tensor]], device: torch.device | None) -> torch.Tensor:
+    """Assemble a whole tensor from its parts; not copied if there is one."""
     entry, tensor = parts[0]
     if entry.shape == entry.whole:
         return tensor
-    if (published := sum(prod(part.shape) for part, _ in parts)) != prod(entry.whole):
-        raise ValueError(f"{entry.name} has {prod(entry.whole)} elements, of which {published} were published")
-    joined = torch.empty(entry.whole, dtype=tensor.dtype)
+    joined = torch.empty(entry.whole, dtype=tensor.dtype, device=device)
     for part, tensor in parts:
         box = tuple(slice(first, first + size) for first, size in zip(part.start, part.shape, strict=True))
         joined[box].copy_(tensor)

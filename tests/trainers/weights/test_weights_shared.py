@@ -327,8 +327,10 @@ def test_boxes_of_several_processes_make_one_tensor() -> None:
     one, other, third = thirds(whole)
     parts = [[one, Part("norm", (0,), (3,), torch.ones(3))], [other], [third]]
     layouts = [Layout.of(own) for own in parts]
-    found = dict(Flat(layouts, [layout.pack(own) for layout, own in zip(layouts, parts, strict=True)]))
+    buffers = [layout.pack(own) for layout, own in zip(layouts, parts, strict=True)]
+    found = dict(Flat(layouts, buffers))
     assert torch.equal(found["matrix"], whole)
+    assert dict(Flat(layouts, buffers, torch.device("meta")))["matrix"].is_meta, "joined on the receiving device"
     assert torch.equal(found["norm"], torch.ones(3))
     with pytest.raises(ValueError, match="24 elements, of which 16"):
         dict(Flat(layouts[:2], [layout.pack(own) for layout, own in zip(layouts[:2], parts, strict=False)]))
