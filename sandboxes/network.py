@@ -23,12 +23,11 @@ from urllib.parse import urlsplit
 import h11
 
 from forge_env.concurrency import Pace
-from forge_env.errors import SandboxError, UsageError
+from forge_env.errors import SandboxError
 from forge_env.sandbox import SandboxSpec
-from forge_env.sandbox.spec import PROXY_PORT
+from forge_env.sandbox.spec import PROXY_PORT, parse_host
 from sandboxes.addresses import is_public
 
-DEFAULT_PORTS = (80, 443)
 _MAX_HEAD = 16 * 1024
 _HEAD_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 10.0
@@ -58,7 +57,7 @@ class AllowList:
     """
 
     def __init__(self, entries: Iterable[str], origin: str = "") -> None:
-        self._entries = [_parse(entry) for entry in [*entries, *([origin] if origin else [])]]
+        self._entries = [parse_host(entry) for entry in [*entries, *([origin] if origin else [])]]
         self._origin = (self._entries[-1][0], self._entries[-1][1][0]) if origin else None
 
     @classmethod
@@ -87,23 +86,6 @@ class AllowList:
         if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
             parsed = parsed.ipv4_mapped  # an IPv4-mapped address has the same destination
         return is_public(parsed) or self.permits(str(parsed), port)
-
-
-def _parse(entry: str) -> tuple[str, tuple[int, ...]]:
-    ports: tuple[int, ...]
-    name, colon, port = entry.lower().rpartition(":") if not entry.endswith("]") else (entry, "", "")
-    if not colon:
-        name, ports = entry.lower(), DEFAULT_PORTS
-    elif re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 1 << 16:
-        ports = (int(port),)
-    else:
-        name = ""
-    if ":" in name and not (name.startswith("[") and name.endswith("]")):
-        name = ""
-    name = name.strip("[]").rstrip(".")
-    if not name or "/" in name or "*" in name.removeprefix("*.") or name == "*.":
-        raise UsageError(f"{entry!r} is not a host to allow", fix="write NAME, NAME:PORT or *.NAME")
-    return name, ports
 
 
 class _PrivateAddressError(Exception):

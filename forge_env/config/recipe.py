@@ -14,6 +14,7 @@ from forge_env.machine import WORKER_ADDRESS
 # Common types, and the base class of all sections.
 
 Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=1_000_000)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -418,11 +419,11 @@ another installed rule, or `module:Class`."""
 class GRPOSection(Section):
     """The asynchronous loop."""
 
-    steps: Positive = 60
+    steps: Count = 60
     """Training steps."""
-    groups_per_step: Positive = 24
+    groups_per_step: Count = 24
     """Tasks (prompts) in one training step."""
-    group_size: Positive = 8
+    group_size: Count = 8
     """Episodes of one task; their mean reward is the baseline."""
     max_off_policy_steps: NonNegative = 2
     """Maximum staleness of every trained token, in policy updates. 0: synchronous, on-policy."""

@@ -21,6 +21,8 @@ _READ_ONLY = (
 """Folders that are never writable: the runner's own files, and file systems of the kernel."""
 _OWN_FOLDERS = (WORK, f"{WORK}-judge", "/tmp")
 _MOST = 2**31 - 1
+_PORTS = 80, 443
+"""Ports of an allowed host, unless it names one."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+\s*,?\s*)*", re.ASCII)
 SANDBOXES_PER_CPU = 4
 """Default number of sandboxes per CPU. An episode holds its sandbox while the model generates, so most are idle."""
@@ -129,6 +131,8 @@ class SandboxSpec:
         _check_folders(self.writable)
         _check_size("disk_mb", self.disk_mb)  # 0 means unlimited to the kernel
         _check_size("memory_mb", self.memory_mb)
+        for host in (*self.allow, *([self.origin] if self.origin else [])):
+            parse_host(host)
         if self.network and self.proxied:
             raise UsageError("network=True reaches every host, allow and origin only some", fix="choose one of them")
 
@@ -150,6 +154,26 @@ def _check_folders(folders: tuple[str, ...]) -> None:
         others = [*_OWN_FOLDERS, *(other for other in folders if other is not folder)]
         if inside := [other for other in others if is_below(folder, other)]:
             raise UsageError(f"writable: {folder!r} is in {inside[0]!r}", fix="leave it out")
+
+
+def parse_host(entry: str) -> tuple[str, tuple[int, ...]]:
+    """Split an entry of `SandboxSpec.allow` into name and ports; raises `UsageError` if it is malformed."""
+    if not isinstance(entry, str):
+        raise UsageError(f"{entry!r} is not a host to allow", fix="write NAME, NAME:PORT or *.NAME")
+    ports: tuple[int, ...]
+    name, colon, port = entry.lower().rpartition(":") if not entry.endswith("]") else (entry, "", "")
+    if not colon:
+        name, ports = entry.lower(), _PORTS
+    elif re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 1 << 16:
+        ports = (int(port),)
+    else:
+        name = ""
+    if ":" in name and not (name.startswith("[") and name.endswith("]")):
+        name = ""
+    name = name.strip("[]").rstrip(".")
+    if not name or "/" in name or "*" in name.removeprefix("*.") or name == "*.":
+        raise UsageError(f"{entry!r} is not a host to allow", fix="write NAME, NAME:PORT or *.NAME")
+    return name, ports
 
 
 def is_below(path: str, folder: str) -> bool:
