@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("monarch")  # of the training stack
 
-from benchmarks import accept
+from benchmarks import accept, floor
 from benchmarks.chaos.runs import left_in_shared_memory, shared_memory
 from benchmarks.frame import DOCUMENT, notes
 from benchmarks.rollouts import SimulatedGenerator
@@ -78,6 +78,16 @@ def test_a_stage_of_the_gpu_check_fails_with_its_reason(code: int | str, check: 
 def test_a_skipped_stage_is_not_a_pass() -> None:
     stage = {"stage": "language-model", "code": 0, "checks": [], "figures": {"skipped": "no model"}}
     assert accept.outcome(stage) == "SKIPPED: no model"
+
+
+def test_the_floor_is_compared_with_steps_while_the_pipeline_is_full() -> None:
+    ends = [40.0, 50.0, 52.0, 54.0, 56.0, 59.0, 70.0, 90.0]  # the first and last steps take longer
+    rows = [{"step": step, "time": end, "time/trainer/train": 1.5} for step, end in enumerate(ends, 1)]
+    steps, parts = floor.measured(rows, staleness=1)
+    assert steps == [4, 5, 6]
+    assert parts == {floor.RUN: pytest.approx(7 / 3), "trainer: train": 1.5}
+    rounds = [{floor.RUN: 3.0, floor.SAMPLING: 1.0, floor.TRAINING: 1.5}]
+    assert floor.report(rounds)[-1] == "| ratio of step to floor | 1.2 (1.2 to 1.2) |"
 
 
 @pytest.mark.slow
