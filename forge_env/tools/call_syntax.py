@@ -90,7 +90,7 @@ def _read_gemma(text: str) -> tuple[str, list[ToolCall]]:
     if not tag:
         return text, []
     rest = _GEMMA_STRING.sub(lambda quoted: json.dumps(quoted[1], ensure_ascii=False), rest)
-    rest = _GEMMA_KEY.sub(lambda key: key[1] or json.dumps(key[2], ensure_ascii=False) + ":", rest)
+    rest = _GEMMA_KEY.sub(lambda key: key[1] or json.dumps(key[2].strip(), ensure_ascii=False) + ":", rest)
     return content, _read_named_calls(rest, _GEMMA_CALL, "<tool_call|>", "<|tool_call>")
 
 

@@ -126,7 +126,8 @@ class ChatTemplate:
         """
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         variables = self._special_tokens | options
-        prepared = [_prepared(message, self._thoughts, short_ids=self._short_ids) for message in messages]
+        settings = {"short_ids": self._short_ids, "only_objects": self._only_objects}
+        prepared = [_prepared(message, self._thoughts, **settings) for message in messages]
         return _render(template, messages=prepared, tools=tools or None, add_generation_prompt=generation, **variables)
 
     def refusal_of_tools(self) -> str | None:
@@ -143,6 +144,14 @@ class ChatTemplate:
         """Whether ids of calls must have nine letters and digits, as Mistral's templates demand."""
         self.__dict__["_short_ids"] = False  # for the two conversations that follow
         if self._try([*_asked(), *_called("call_0")]) is not None:
+            return False
+        return self._try([*_asked(), *_called("call00000")]) is not None
+
+    @functools.cached_property
+    def _only_objects(self) -> bool:
+        """Whether the template refuses arguments that are text, as those of a call that could not be parsed are."""
+        self.__dict__["_only_objects"] = False  # for the two conversations that follow
+        if self._try([*_asked(), *_called("call00000", "text")]) is not None:
             return False
         return self._try([*_asked(), *_called("call00000")]) is not None
 
@@ -186,8 +195,8 @@ def _asked() -> list[dict[str, Any]]:
     return [{"role": "user", "content": "?"}]
 
 
-def _called(call_id: str) -> list[dict[str, Any]]:
-    function = {"name": "get_probe", "arguments": {"key": "value"}}
+def _called(call_id: str, arguments: str = '{"key": "value"}') -> list[dict[str, Any]]:
+    function = {"name": "get_probe", "arguments": arguments}
     call = {"id": call_id, "type": "function", "function": function}
     return [
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -195,17 +204,18 @@ def _called(call_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _prepared(message: Mapping[str, Any], thoughts: str, *, short_ids: bool) -> dict[str, Any]:
+def _prepared(message: Mapping[str, Any], thoughts: str, *, short_ids: bool, only_objects: bool) -> dict[str, Any]:
     """A message in the form that templates expect."""
     data = {thoughts if key == "reasoning_content" else key: value for key, value in message.items()}
     if data.get("tool_calls"):
-        data["tool_calls"] = [_prepared_call(call, short_ids=short_ids) for call in data["tool_calls"]]
+        settings = {"short_ids": short_ids, "only_objects": only_objects}
+        data["tool_calls"] = [_prepared_call(call, **settings) for call in data["tool_calls"]]
     if short_ids and data.get("tool_call_id") is not None:
         data["tool_call_id"] = _short(data["tool_call_id"])
     return data
 
 
-def _prepared_call(call: Mapping[str, Any], *, short_ids: bool) -> dict[str, Any]:
+def _prepared_call(call: Mapping[str, Any], *, short_ids: bool, only_objects: bool) -> dict[str, Any]:
     function = dict(call["function"])
     if isinstance(function["arguments"], str):
         try:
@@ -214,6 +224,8 @@ def _prepared_call(call: Mapping[str, Any], *, short_ids: bool) -> dict[str, Any
             arguments = None
         if isinstance(arguments, dict):
             function["arguments"] = arguments
+        elif only_objects:
+            function["arguments"] = {"arguments": function["arguments"]}
     return {**call, "function": function} | ({"id": _short(call["id"])} if short_ids else {})
 
 

@@ -37,6 +37,7 @@ _CLOSES = re.compile(rf"(?:\s*{_CLOSING})*", re.IGNORECASE)
 _TAG = re.compile(rf"{_OPENING}|{_CLOSING}", re.IGNORECASE)
 _ANY_OPEN = re.compile(_OPENING, re.IGNORECASE)
 _CHANNELS = re.compile(r"(?:<\|start\|>assistant)?(?: to=\S+?)?<\|channel\|>")
+_OTHER_ROLE = re.compile(r"<\|start\|>(?!assistant)")
 _IN_CHANNEL = re.compile(
     r"(?:<\|start\|>assistant)?([^\n]{0,200}?)<\|message\|>(.*?)(?:<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z)",
     re.DOTALL,
@@ -129,10 +130,15 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
 
 
 def _split_channels(text: str) -> tuple[list[str], str]:
-    """Split a turn in gpt-oss's channels; a call keeps its header, and text without a complete header is unchanged."""
+    """Split a turn in gpt-oss's channels; a call keeps its header, and text without a complete header is unchanged.
+
+    The turn ends where the model writes another role.
+    """
     thoughts: list[str] = []
     content: list[str] = []
     for header, body in _IN_CHANNEL.findall(text):
+        if _OTHER_ROLE.search(header):
+            break
         if " to=" in header:
             return [*thoughts, *content], f"{header}<|message|>{body}"
         (thoughts if "<|channel|>analysis" in header else content).append(body)

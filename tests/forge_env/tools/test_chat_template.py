@@ -110,6 +110,7 @@ def test_templates_have_what_transformers_gives_them() -> None:
         ("gemma4", '<|tool_call>call:f{a b:[1,{c:<|"|>}"<|"|>}]}<tool_call|>', [("f", '{"a b": [1, {"c": "}\\""}]}')]),
         ("gemma4", "<|tool_call>call:f{}<tool_call|><|tool_call>call:g{x:true}", [("f", "{}"), ("g", '{"x": true}')]),
         ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>", [("f", '{"a":b}')]),
+        ("gemma4", "<|tool_call>call:f{ a : 1 , b : 2 }<tool_call|>", [("f", '{"a": 1, "b": 2}')]),
         ("gemma4", "<|tool_call>f", [("", "f")]),
         ("openai", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}', [("f", '{"a": 1}')]),
         ("openai", " to=functions.f<|channel|>commentary json<|message|>{bad", [("f", "{bad")]),
@@ -123,3 +124,13 @@ def test_calls_are_read(vllm: str, text: str, expected: list[tuple[str, str]]) -
     content, calls = syntax.read(text)
     assert [(call.function.name, call.function.arguments) for call in calls] == expected
     assert content == ("" if expected else text)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("c.function.arguments | items | list", "[('arguments', '{bad')]"), ("c.function.arguments | tojson", '"{bad"')],
+)
+def test_a_call_that_could_not_be_parsed_is_written(written: str, expected: str) -> None:
+    text = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ " + written + " }}{% endfor %}{% endfor %}"
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
+    assert render(text, [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]) == expected

@@ -46,6 +46,13 @@ TURNS: dict[str, tuple[str, str | None, str, list[tuple[str, str]]]] = {
         [],
     ),
     "a channel without thoughts": ("<|channel|>final<|message|>42<|return|>", None, "42", []),
+    "a channel of another role": (
+        "<|channel|>final<|message|>42<|end|><|start|>user<|message|>and?<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>43",
+        None,
+        "42",
+        [],
+    ),
     "a channel that is cut off": ("<|channel|>analysis<|message|>hm", "hm", "", []),
     "a call whose JSON has the closing tag": (
         '<tool_call>{"name": "f", "arguments": {"n": "</tool_call>"}}</tool_call>',
