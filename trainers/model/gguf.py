@@ -56,6 +56,11 @@ def convert(file: Path, out: Path, *, tell: Callable[[str], object]) -> None:
         raise UsageError(f"{file} is not a GGUF file: {error}", fix="give a file of llama.cpp") from error
     if any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
         raise UsageError(f"{file} has scaled rotary positions, which are not converted", fix="use a checkpoint folder")
+    if _text(reader, "general.architecture") == "gemma4":  # transformers would assume defaults for them
+        raise UsageError(
+            f"{file} is a Gemma 4 model, whose windows, shared keys and capped logits are not converted",
+            fix="use a checkpoint folder",
+        )
     tensors, config = _weights(file, reader)
     with written_whole(out) as staging:
         files = {"config.json": config, **_tokenizer(file, reader, config)}

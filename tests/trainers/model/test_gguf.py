@@ -151,6 +151,8 @@ def test_what_can_t_be_converted_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "splits words by the rule 'deepseek-coder'" in refused(file, out, capsys)
     write_gguf(folder, file, "llama", more={"rope_freqs.weight": torch.ones(16)})
     assert "has scaled rotary positions" in refused(file, out, capsys)
+    write_gguf(folder, file, "gemma4")
+    assert "is a Gemma 4 model" in refused(file, out, capsys)
     write_gguf(folder, file, "gptneox")
     assert "is not supported" in refused(file, out, capsys)
 
