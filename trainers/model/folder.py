@@ -399,7 +399,7 @@ def _complete_gemma4(config: dict[str, Any]) -> None:
     config["rope_parameters"] = config.get("rope_parameters") or _GEMMA4_ROPE
     config.setdefault("hidden_size_per_layer_input", 256)
     config.setdefault("vocab_size_per_layer_input", 262_144)
-    config.setdefault("global_head_dim", 512)
+    config["global_head_dim"] = config.get("global_head_dim") or 512
     if config.get("enable_moe_block"):
         config["num_experts_per_tok"] = config.get("top_k_experts")
     if config.get("use_bidirectional_attention") == "vision":  # concerns image tokens only
