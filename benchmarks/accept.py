@@ -157,7 +157,7 @@ async def check_agreement(options: Options, engine: str) -> Stage:
 
 
 async def check_speed(options: Options, shape: TinyModel, lora: LoRASection | None = None) -> Stage:
-    """Measure trainer, generator and weight sync for random weights in a shape; on a GPU in bfloat16."""
+    """Measure trainer, generator and weight sync with random weights of a shape; on a GPU in bfloat16."""
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses import GRPOLoss
 
@@ -178,7 +178,7 @@ async def check_speed(options: Options, shape: TinyModel, lora: LoRASection | No
         async with Stack(config) as stack:
             started = time.perf_counter()
             trainer = await stack.start_trainer(model)
-            stage.figures["start of the trainer, s"] = time.perf_counter() - started
+            stage.figures["start the trainer, s"] = time.perf_counter() - started
             started = time.perf_counter()
             generators = await stack.start_generators(model)
             stage.figures["start of the generator, s"] = time.perf_counter() - started
@@ -259,10 +259,10 @@ def check_families(options: Options) -> Stage:
 
 
 def mismatch_bound(shape: Mapping[str, Any], dtype: str) -> float:
-    """Bound of a family's mean mismatch; rounding to bfloat16 also sends some tokens to other experts.
+    """Upper bound of a family's mean mismatch, larger for experts in bfloat16, where rounding changes their choice.
 
-    On a CPU, bfloat16 instead of float32 moves the log-probs of the small gpt-oss by 0.034 in the trainer and 0.027 in
-    vLLM.
+    On a CPU, the log-probs of the small gpt-oss in bfloat16 differ from those in float32 by 0.034 in the trainer and
+    0.027 in vLLM.
     """
     if dtype == "float32":
         return 2e-3

@@ -22,7 +22,7 @@ _READ_ONLY = (
 _OWN_FOLDERS = (WORK, f"{WORK}-judge", "/tmp")
 _MOST = 2**31 - 1
 _PORTS = 80, 443
-"""Ports of an allowed host, unless it names one."""
+"""Default ports of an allowed host."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+\s*,?\s*)*", re.ASCII)
 SANDBOXES_PER_CPU = 4
 """Default number of sandboxes per CPU. An episode holds its sandbox while the model generates, so most are idle."""
@@ -157,9 +157,9 @@ def _check_folders(folders: tuple[str, ...]) -> None:
 
 
 def parse_host(entry: str) -> tuple[str, tuple[int, ...]]:
-    """Split an entry of `SandboxSpec.allow` into name and ports; raises `UsageError` if it is malformed."""
+    """Split a host of `allow` or `origin` into name and ports; raises `UsageError` if it is malformed."""
     if not isinstance(entry, str):
-        raise UsageError(f"{entry!r} is not a host to allow", fix="write NAME, NAME:PORT or *.NAME")
+        raise UsageError(f"{entry!r} in allow or origin is not a host", fix="write NAME, NAME:PORT or *.NAME")
     ports: tuple[int, ...]
     name, colon, port = entry.lower().rpartition(":") if not entry.endswith("]") else (entry, "", "")
     if not colon:
@@ -172,7 +172,7 @@ def parse_host(entry: str) -> tuple[str, tuple[int, ...]]:
         name = ""
     name = name.strip("[]").rstrip(".")
     if not name or "/" in name or "*" in name.removeprefix("*.") or name == "*.":
-        raise UsageError(f"{entry!r} is not a host to allow", fix="write NAME, NAME:PORT or *.NAME")
+        raise UsageError(f"{entry!r} in allow or origin is not a host", fix="write NAME, NAME:PORT or *.NAME")
     return name, ports
 
 

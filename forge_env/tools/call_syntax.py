@@ -98,7 +98,7 @@ _END = re.compile(r"</s>|<\|tool_response>|<turn\|>")
 
 
 def _read_named_calls(text: str, call: re.Pattern[str], *tags: str) -> list[ToolCall]:
-    """Read calls that consist of a name, which `call` matches, and a JSON object, with commas or `tags` in between."""
+    """Read calls, each a name that `call` matches and a JSON object, separated by commas or `tags`."""
     between = re.compile(rf"(?:[\s,]|{'|'.join(map(re.escape, tags))})*")
     calls: list[ToolCall] = []
     position = 0

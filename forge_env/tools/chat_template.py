@@ -157,8 +157,8 @@ class ChatTemplate:
 
     @functools.cached_property
     def _thoughts(self) -> str:
-        """The key of a message's thoughts."""
-        self.__dict__["_thoughts"] = default = "reasoning_content"  # for the conversations that follow
+        """Key of a message's thoughts in the template."""
+        self.__dict__["_thoughts"] = default = "reasoning_content"  # used by `_try` below
         for key in (default, "reasoning", "thinking"):
             if PROBE in (self._try([*_asked(), {"role": "assistant", "content": "", key: PROBE}]) or ""):
                 return key
@@ -169,7 +169,7 @@ class ChatTemplate:
         """How the model writes calls, and the reason why it can't be given tools."""
         asked, tools = _asked(), [PROBE_TOOL]
         shown = whole = ""
-        for thinking in ({}, {"enable_thinking": True}):  # without, the prompt may have thoughts that the turn hasn't
+        for thinking in ({}, {"enable_thinking": True}):  # if off, the prompt may have thoughts that the turn lacks
             shown = self._try(asked, tools, generation=True, **thinking) or ""
             if "get_probe" not in shown:
                 return None, "doesn't show tools to the model"

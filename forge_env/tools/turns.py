@@ -5,7 +5,7 @@ has the same meaning regardless of its source:
 
 - Thoughts (`<think>...</think>`) at the beginning of the text are `reasoning_content`. So is everything before a
   closing tag that the prompt has opened, and everything after an opening tag that is never closed. In gpt-oss's
-  channels, they are `analysis`, and everything before a call.
+  format, thoughts are the channel `analysis` and everything before a call.
 - Calls are those that the chat format or the endpoint has already parsed. If there are none and tools were offered,
   they are the `<tool_call>` blocks of the text, in the format of Hermes and Qwen, except those inside thoughts.
 - A call without a name (`is_malformed`) could not be parsed; its arguments are the model's unchanged text, and
@@ -130,7 +130,7 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
 
 
 def _split_channels(text: str) -> tuple[list[str], str]:
-    """Split a turn in gpt-oss's channels; a call keeps its header, and text without a complete header is unchanged.
+    """Split a turn of gpt-oss by channel; a call keeps its header, and text without a complete header is unchanged.
 
     The turn ends where the model writes another role.
     """

@@ -73,10 +73,7 @@ def same_config(base: Any) -> Any:
 
 
 def arguments(config: Any) -> dict[str, Any]:
-    """Arguments of a TorchTitan config's class that build an equal config, to which those of a subclass can be added.
-
-    The values are not copied.
-    """
+    """Constructor arguments of a TorchTitan config, to build an equal or a subclass config; values aren't copied."""
     return {item.name: getattr(config, item.name) for item in fields(config) if item.init}
 
 

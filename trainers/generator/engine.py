@@ -429,9 +429,9 @@ def reorders(engine: Any) -> bool:
 
 
 def holds_published(engine: Any) -> bool:
-    """Whether the parameters of an engine with one process are the published tensors, each once.
+    """Whether the parameters of an engine with one process are exactly the published tensors.
 
-    Experts may be in another order. In Gemma 4, scales of blocks aren't parameters, and some keys are stored twice.
+    Reordered experts don't count. In Gemma 4, scales of blocks aren't parameters, and some keys are stored twice.
     """
     return not reorders(engine) and engine.model_config.hf_config.model_type != GEMMA4
 

@@ -160,7 +160,7 @@ def check_parallelism(config: RunConfig) -> None:
         raise UsageError("trainer.compile needs GPUs", fix="use trainer.compile=false, or trainer.with_gpus=true")
     if section.compile and config.model.dtype == "float32":
         raise UsageError(
-            "trainer.compile does not support float32: torch can't compile the gradient of its attention",
+            "trainer.compile does not support float32, in which torch can't compile the gradient of attention",
             fix="use model.dtype=bfloat16, or trainer.compile=false",
         )
     if dims.pipeline_parallel_degree > 1:
@@ -182,7 +182,7 @@ def check_parallelism(config: RunConfig) -> None:
 
 
 def check_precision(config: RunConfig, folder: Path) -> None:
-    """Reject models whose layers no kernel on a GPU supports in this precision, or which can't be compiled."""
+    """Reject models with layers without a GPU kernel for this precision, or that `trainer.compile` doesn't support."""
     hf, in_float32 = read_hf_config(folder), config.model.dtype == "float32"
     if config.trainer.with_gpus:
         check_windows(folder, hf, config.model.max_length, in_float32=in_float32)

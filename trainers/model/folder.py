@@ -269,7 +269,7 @@ def keys_are_values(config: Mapping[str, Any], layer: int) -> bool:
 
 
 def lender(config: Mapping[str, Any], layer: int) -> int | None:
-    """Layer whose keys and values a layer uses; None: its own. In some models of Gemma 4, the last layers have none."""
+    """Earlier layer whose keys and values a layer of Gemma 4 shares; None if it has its own."""
     first = config["num_hidden_layers"] - (config.get("num_kv_shared_layers") or 0)
     if config["model_type"] != GEMMA4 or layer < first:
         return None
@@ -278,7 +278,7 @@ def lender(config: Mapping[str, Any], layer: int) -> int | None:
 
 
 def feed_forward_width(config: Mapping[str, Any], layer: int) -> int:
-    """Width of a layer's feed-forward layer without experts."""
+    """Width of the dense feed-forward network in a layer."""
     width: int = config["intermediate_size"]
     return 2 * width if config.get("use_double_wide_mlp") and lender(config, layer) is not None else width
 
@@ -419,7 +419,7 @@ def _unsupported_gemma4(config: Mapping[str, Any]) -> str | None:
         return "only one of enable_moe_block and num_experts"  # vLLM reads one, and transformers the other
     tokens = config["vocab_size_per_layer_input"]
     if config["hidden_size_per_layer_input"] and tokens != config["vocab_size"]:
-        return f"vocab_size_per_layer_input={tokens} besides vocab_size={config['vocab_size']}"
+        return f"vocab_size_per_layer_input={tokens} but vocab_size={config['vocab_size']}"
     kinds, shared = config["layer_types"], config.get("num_kv_shared_layers") or 0
     first = max(len(kinds) - shared, 0)
     if not set(kinds[first:]) <= set(kinds[:first]):

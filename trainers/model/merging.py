@@ -36,7 +36,7 @@ def whole_weights(
     rest = iter(published)
     first = list(islice(rest, 1))
     if not any(name.startswith(PREFIX) for name, _ in first):
-        return chain(first, rest)  # one at a time, since each may be assembled only now
+        return chain(first, rest)  # lazily: a tensor may be assembled when it is read
     return merged(dict(chain(first, rest)), base, everything=everything, device=device)
 
 

@@ -29,9 +29,9 @@ THOUGHT = "Zqxthought"
 OPENING = 8
 """Number of tokens at the end of a prompt that are searched for an opening thought tag."""
 OPENS = ("<think>", "[THINK]", "<|channel>thought")
-"""Ends of prompts that open thoughts."""
+"""Endings of prompts that open thoughts."""
 THINKS = ("</think>", "[/THINK]", "<channel|>", "<|channel|>analysis")
-"""Marks of a turn with thoughts."""
+"""Markers of thoughts in a turn."""
 
 
 class TemplateFormat:
@@ -104,7 +104,7 @@ class TemplateFormat:
         return (start, end) if text[start:end] == alone[start:alone_end] else None
 
     def _with_thoughts(self, messages: Sequence[dict[str, Any]], tools: Any) -> str:
-        """Text of a conversation, with the thoughts that its last turn was written after.
+        """Text of a conversation, with the thoughts that the model saw when it wrote the last turn.
 
         gpt-oss's template drops the thoughts before calls once an answer follows.
         """
@@ -193,7 +193,7 @@ class TemplateFormat:
             )
 
     def _ends_of_turns(self) -> list[int]:
-        """The control tokens with which the template ends an answer and two calls; empty if there are none."""
+        """Control tokens that the template writes after an answer and after calls; empty if there are none."""
         question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}
         ends = self.tokenizer.encode(self._text([question, answer], None).partition(PROBE)[2].lstrip())[:1]
         with suppress(*ERRORS):
@@ -203,7 +203,7 @@ class TemplateFormat:
         return [token for token in ends if self.tokenizer.decode([token]) in self.tokenizer.control_tokens]
 
     def _end_of(self, text: str, start: int, default: int) -> int:
-        """End of the assistant's turn that begins at `start`: behind its stop token."""
+        """End of the assistant's turn that begins at `start`, after its stop token; `default` if it has none."""
         return min((at + len(stop) for stop in self._stops if (at := text.find(stop, start)) >= 0), default=default)
 
 

@@ -101,7 +101,7 @@ def _unpacked(source: Any, files: Sequence[Any]) -> Iterator[tuple[str, torch.Te
 
 
 def _unused(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Beginnings of names of tensors that no layer uses: in layers of Gemma 4 that use the keys of another layer."""
+    """Name prefixes of unused tensors: keys and values in layers of Gemma 4 that share those of another layer."""
     borrowers = [layer for layer in range(config["num_hidden_layers"]) if lender(config, layer) is not None]
     names = ("k_proj", "k_norm", "v_proj")
     return tuple(f"model.layers.{layer}.self_attn.{name}." for layer in borrowers for name in names)
@@ -123,7 +123,7 @@ def _renamed(name: str) -> str | None:
 
 
 def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split a tensor of all experts of a layer of Qwen 3.5 by expert and projection; yield other tensors unchanged."""
+    """Split Qwen 3.5's joint tensors of experts by expert and projection; yield other tensors unchanged."""
     experts, _, projection = name.rpartition(".")
     if not experts.endswith(".mlp.experts"):
         yield name, tensor

@@ -178,10 +178,10 @@ def _feed_forward_bytes(shape: Shape, layout: Layout, *, mixture: bool) -> float
         return dense
     router = shape.experts * (FLOAT32 + FLOAT32 + 1) + (shape.dim * FLOAT32 if itemsize != FLOAT32 else 0)
     rows = 2 * shape.dim + 4 * shape.expert_hidden
-    everyone = float(4 * shape.shared_hidden + shape.dim) * itemsize * (shape.shared_hidden > 0)
-    if shape.beside:  # norms of both outputs and of the inputs of router and experts, and the scales of the router
-        everyone = dense + shape.dim * (4 * layout.normed(layout.residual) + 2 * itemsize)
-    return router + shape.active * (rows * itemsize + 24) + everyone
+    shared = float(4 * shape.shared_hidden + shape.dim) * itemsize * (shape.shared_hidden > 0)
+    if shape.beside:  # norms of both outputs, of the inputs of router and experts, and the router's scales
+        shared = dense + shape.dim * (4 * layout.normed(layout.residual) + 2 * itemsize)
+    return router + shape.active * (rows * itemsize + 24) + shared
 
 
 def _between(
@@ -204,13 +204,13 @@ def _between(
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Bytes of a forward and backward pass at the moments when memory use is highest.
+    """Bytes of a forward and backward pass at the moments when memory use may be highest.
 
     Attributes:
         activations: bytes that all blocks keep for the backward pass.
         head: further bytes of the head, while all activations are in memory.
         block: further bytes of the first block whose backward pass runs, while the other activations are in memory.
-        end: bytes at the end of the backward pass, when embeddings of blocks get their gradients.
+        end: bytes at the end of the backward pass, when per-layer embeddings get their gradients.
     """
 
     activations: float
@@ -220,7 +220,7 @@ class Pass:
 
     @property
     def peak(self) -> float:
-        """Bytes at the highest of these moments."""
+        """Bytes at the moment of highest use."""
         return max(self.activations + max(self.head, self.block), self.end)
 
 
@@ -238,7 +238,7 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
         if count:
             each, more = _between(sizes, layout, tokens, grid, mixture=experts, linear=delta, copies=copies)
             saved, recomputed = saved + count * each * rows, max(recomputed, more * rows)
-    width = shape.layers * shape.layer_input  # of the embeddings of all blocks, whose gradients come last
+    width = shape.layers * shape.layer_input  # of all per-layer embeddings, whose gradients come last
     learned_inputs = 0 if layout.adapters else shape.layer_inputs
     saved += rows * width * (layout.residual + layout.normed(layout.residual))
     hidden = shape.used / (1 if shape.mixtures else tensor)
@@ -250,7 +250,7 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float,
         block += (
             shape.largest_block / tensor * (2 * itemsize + itemsize + FLOAT32) + shape.embedding / tensor * itemsize
         )
-        casts += shape.layer_inputs * itemsize  # FSDP's outermost module, whole from the beginning to the end
+        casts += shape.layer_inputs * itemsize  # in FSDP's root module, gathered for the whole pass
         end += (shape.layer_inputs + learned_inputs) * itemsize
     head = final + learned * shape.dim * (itemsize + 2 * FLOAT32) + _head_bytes(shape, layout, learned)
     return Pass(saved + casts, head, block, end)

@@ -94,16 +94,16 @@ class Shape:
         scaled: whether blocks multiply their output by a scale.
         windowed: number of blocks in which a token attends to the last `window` tokens only.
         window: size of that window.
-        parts: numbers and shapes of blocks of each kind, if their attention or feed-forward layers differ in size.
+        parts: number and shape of each kind of block, if their attention or feed-forward layers differ in size.
         keys_are_values: whether the keys of attention are also its values.
-        borrows: whether attention uses the keys and values of an earlier block.
-        layer_input: width of the embeddings that each block has for every token; 0: there are none.
+        borrows: whether attention shares the keys and values of an earlier block.
+        layer_input: width of per-layer embeddings; 0: there are none.
         gated: whether the output of attention is multiplied by a gate, as wide as the queries.
         linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
         qkv_bias: whether the projections of queries, keys and values have biases.
         sinks: whether attention has sinks, and its output, the router and the experts have biases.
         mixtures: number of blocks with experts.
-        beside: whether experts are beside a feed-forward layer instead of replacing it.
+        beside: whether experts are in parallel with a feed-forward layer instead of replacing it.
         active: number of experts that a token uses.
         expert_hidden: width of one expert.
         shared_hidden: width of the gated expert that every token uses.
@@ -224,7 +224,7 @@ class Shape:
     def mixture(self) -> int:
         """Parameters of a mixture of experts: the router, all experts, and the shared one with its gate.
 
-        If it is beside a feed-forward layer, also its norms and scales.
+        In parallel with a feed-forward layer, it also has norms and scales.
         """
         shared = 3 * self.dim * self.shared_hidden + self.dim * (self.shared_hidden > 0)
         biases = self.experts * (1 + 2 * self.expert_hidden + self.dim) * self.sinks
@@ -274,7 +274,7 @@ class Shape:
 
     @property
     def layer_inputs(self) -> int:
-        """Parameters of the embeddings that all blocks have, their projection and their norm."""
+        """Parameters of all per-layer embeddings, their projection and their norm."""
         width = self.layers * self.layer_input
         return (self.vocabulary + self.dim) * width + self.layer_input
 

@@ -103,7 +103,7 @@ def _heads(hf: Mapping[str, Any], width: str) -> int:
 
 
 def _layers(hf: Mapping[str, Any]) -> list[int]:
-    """First layers among which every kind of layer is; of Gemma 4, whose configs list the kinds, one of each kind."""
+    """First layers that include every kind; for Gemma 4, whose configs list the kinds, one layer of each kind."""
     kinds = [_kind(hf, layer) for layer in range(hf["num_hidden_layers"])]
     first = sorted({kinds.index(kind) for kind in kinds})
     if hf["model_type"] == GEMMA4 and len(first) >= FEWEST_LAYERS:

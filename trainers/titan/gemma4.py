@@ -1,11 +1,11 @@
 """Parts of Gemma 4 that Gemma 3 lacks.
 
-All models have norms of values, a scale for each block and, in some layers, keys that are also values. In E2B and E4B,
-the last layers use the keys and values of an earlier layer, and each layer has an embedding of its own for every token.
-In 26B-A4B, experts are beside the feed-forward layer.
+All models have norms of values and a scale for each block. In 31B and 26B-A4B, keys of full attention are also values.
+In E2B and E4B, layers have per-layer embeddings, and the last ones share the keys and values of an earlier layer. In
+26B-A4B, experts are in parallel with the feed-forward layer.
 
-A block gets its embeddings and the keys and values that it borrows as arguments, and returns those that it lends. So
-recomputed activations, FSDP and packed rows treat them like any other activation.
+A block gets its per-layer embeddings and shared keys and values as arguments, and returns those that later blocks use.
+So recomputation, FSDP and packed rows treat them like other activations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Gemma4Norm(RMSNorm):  # type: ignore[misc]
 
 
 class Projections(BaseQKVLinear):  # type: ignore[misc]
-    """Projections to queries, keys and values; without `wv`, the keys are also the values, without `wk` none exist."""
+    """Projections to queries, keys and values; keys are also values without `wv`; without `wk`, there are neither."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseQKVLinear.Config):  # type: ignore[misc]
@@ -78,9 +78,10 @@ class Gemma4Attention(GQAttention):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(GQAttention.Config):  # type: ignore[misc]
-        """TorchTitan's fields, and which keys and values are shared between layers.
+        """TorchTitan's fields and the sharing of keys and values.
 
-        `lender` is the layer whose keys and values this one uses; None: its own, which it returns if it `lends` them.
+        `lender` is the earlier layer whose keys and values this one shares, None if it has its own; `lends`: later
+        layers share them.
         """
 
         lender: int | None
@@ -153,7 +154,7 @@ class ScaledRouter(TokenChoiceTopKRouter):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(TokenChoiceTopKRouter.Config):  # type: ignore[misc]
-        """TorchTitan's fields and that of the norm."""
+        """TorchTitan's fields and the norm's epsilon."""
 
         eps: float
 
@@ -192,7 +193,7 @@ class NormedExperts(RoutedExperts):  # type: ignore[misc]
 
 
 class ExpertsBeside(MoE):  # type: ignore[misc]
-    """A mixture of experts beside a feed-forward layer; both outputs have norms."""
+    """Mixture of experts in parallel with a feed-forward layer; both outputs have norms."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(MoE.Config):  # type: ignore[misc]
@@ -220,7 +221,7 @@ class ExpertsBeside(MoE):  # type: ignore[misc]
 
 
 class LayerInput(Module):  # type: ignore[misc]
-    """What the embeddings of a layer, multiplied by a gate, add to the residual stream."""
+    """Gate and projection of a layer's per-layer embeddings, whose output is added to the residual stream."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):  # type: ignore[misc]
@@ -251,7 +252,7 @@ class LayerInput(Module):  # type: ignore[misc]
 
 
 class LayerInputs(Module):  # type: ignore[misc]
-    """The embeddings of all layers: of each token, and a projection of its usual embedding."""
+    """Per-layer embeddings: for each layer, one of the token plus a projection of its input embedding."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):  # type: ignore[misc]
@@ -278,7 +279,7 @@ class LayerInputs(Module):  # type: ignore[misc]
         self.projection, self.norm = config.projection.build(), config.norm.build()
 
     def forward(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Inputs of each layer for tokens and their usual embeddings, [B, T] and [B, T, D] -> [B, T, P] each."""
+        """Per-layer embeddings of tokens with input embeddings `hidden`, [B, T] and [B, T, D] -> [B, T, P] each."""
         projected = self.projection(hidden) * hidden.shape[-1] ** -0.5
         embedded = self.embeddings(tokens) * self.size**0.5
         both = self.norm(projected.unflatten(-1, (-1, self.size))) + embedded.unflatten(-1, (-1, self.size))
@@ -291,7 +292,7 @@ class Gemma4Block(GemmaBlock):
 
     @dataclass(kw_only=True, slots=True)
     class Config(GemmaBlock.Config):
-        """Gemma 3's fields and the layer's embeddings; `moe` is beside the feed-forward layer."""
+        """Gemma 3's fields and the per-layer embeddings; `moe` is in parallel with the feed-forward layer."""
 
         layer_input: LayerInput.Config | None = None
 
@@ -325,11 +326,11 @@ class Gemma4Block(GemmaBlock):
 
 
 class ScoringGemma4(ScoringQwen):
-    """Decoder of blocks that share keys and values, and have embeddings of their own."""
+    """Decoder whose blocks share keys and values and have per-layer embeddings."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(ScoringQwen.Config):  # type: ignore[misc]
-        """TorchTitan's fields and the embeddings of all layers."""
+        """TorchTitan's fields and the per-layer embeddings."""
 
         layer_inputs: LayerInputs.Config | None = None
 

@@ -9,9 +9,9 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 
 class RenamingStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
-    """TorchTitan's adapter for Qwen 3 with more names, which subclasses list: Hugging Face's, then TorchTitan's.
+    """TorchTitan's adapter for Qwen 3 with more names; subclasses map Hugging Face's to TorchTitan's.
 
-    The names in `block_names` are those of a block's tensors, without the block's own name.
+    Names in `block_names` are relative to the block.
     """
 
     names: ClassVar[Mapping[str, str]] = {}
@@ -23,4 +23,4 @@ class RenamingStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
         self.from_hf_map |= {**self.names, **blocks}
 
     def _validate_hf_rope_config(self, expected: Any) -> None:
-        """Check nothing: `check_hf_config` has checked the rotary positions of every block."""
+        """Skip TorchTitan's check: `check_hf_config` has checked the rotary positions of every block."""

@@ -126,7 +126,7 @@ def _check_complete(name: str, parts: Sequence[tuple[Entry, torch.Tensor]]) -> N
 
 
 def _joined(parts: Sequence[tuple[Entry, torch.Tensor]], device: torch.device | None) -> torch.Tensor:
-    """Assemble a whole tensor from its parts; not copied if there is one."""
+    """Assemble a whole tensor from its parts; a single part is not copied."""
     entry, tensor = parts[0]
     if entry.shape == entry.whole:
         return tensor

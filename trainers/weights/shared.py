@@ -51,7 +51,7 @@ class Block(mmap.mmap):
 
     file: Descriptor
     pinned: bool = False
-    """Whether a GPU's driver was asked to copy to and from it directly, in this process."""
+    """Whether `pin` was called for it in this process."""
 
     @property
     def room(self) -> int:
@@ -154,17 +154,17 @@ def this_process() -> Process:
 
 
 def pin(tensor: torch.Tensor) -> None:
-    """Lock the pages of the block of `tensor` in this process, so that a GPU copies to and from them directly.
+    """Pin the block of `tensor` in this process, so that a GPU copies to and from it directly.
 
-    The block is unlocked before it is unmapped. If the driver refuses, copies work all the same, but more slowly.
+    It is unpinned before it is unmapped. If the driver refuses, copies still work, but more slowly.
     """
     if not len(tensor) or (block := _block(tensor)).pinned:
         return
     block.pinned = True
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if error := int(cuda.cudaHostRegister(tensor.data_ptr(), len(block), 0)):
-        log.warning("weights are copied to and from the GPU more slowly: pinning their memory failed (%d)", error)
-        with suppress(RuntimeError):  # raises that error, which the driver keeps for the next operation
+        log.warning("pinning the memory of weights failed (CUDA error %d): GPU copies are slower", error)
+        with suppress(RuntimeError):  # clears the error, which CUDA raises in the next operation
             torch.zeros(1, device="cuda")
         return
     finalize(block, cuda.cudaHostUnregister, tensor.data_ptr()).atexit = False

@@ -97,7 +97,7 @@ def test_a_template_shows_whether_its_model_thinks(template: str, thinks: bool, 
     assert flags(ChatFormat.of(str(model))) == ["hermes", "qwen3", None if thinks else OFF]
 
 
-def test_the_text_part_of_gemma_4_has_its_family_s_parser_of_thoughts(tmp_path: Path) -> None:
+def test_the_text_part_of_gemma_4_uses_its_reasoning_parser(tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "model", "{{ '<|think|>' if enable_thinking }}", model_type="gemma4_text")
     assert flags(ChatFormat.of(str(model)))[1:] == ["gemma4", OFF]
 

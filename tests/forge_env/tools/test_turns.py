@@ -86,7 +86,7 @@ def test_turns(name: str) -> None:
     assert read(text) == tuple(expected)
 
 
-def test_a_long_line_in_a_channel_is_split_at_once() -> None:
+def test_a_long_channel_header_is_split_fast() -> None:
     text = "<|channel|>analysis" + "x" * 300_000
     assert read(text) == (None, text, [])
 

@@ -344,7 +344,7 @@ GPT_OSS: dict[str, Any] = {
         (GPT_OSS | {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
         (GPT_OSS | {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         (GPT_OSS | {"rope_scaling": None}, "rotary positions scaled by 'default'"),
-        (GEMMA4 | {"hidden_size_per_layer_input": 256}, "vocab_size_per_layer_input=262144 besides vocab_size="),
+        (GEMMA4 | {"hidden_size_per_layer_input": 256}, "vocab_size_per_layer_input=262144 but vocab_size="),
         (GEMMA4 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers=2, so that a layer has no keys and values to use"),
         (GEMMA4 | {"num_experts": 8}, "only one of enable_moe_block and num_experts"),
         (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),

@@ -66,7 +66,7 @@ def test_layers_use_the_keys_of_the_last_layer_of_their_kind() -> None:
     assert lender(config, 34) is None
 
 
-def test_a_mixture_of_gemma_4_has_sizes() -> None:
+def test_experts_of_gemma_4_need_their_sizes() -> None:
     config = {**published()["google/gemma-4-26B-A4B"]}
     del config["top_k_experts"]
     with pytest.raises(UsageError, match=r"config\.json of a model lacks top_k_experts"):

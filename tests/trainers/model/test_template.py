@@ -229,7 +229,7 @@ def test_a_turn_whose_thoughts_the_template_drops_is_learned_with_them(folders: 
     assert ["first" in text for text in spans(chat, *former)] == [True]
 
 
-def test_an_answer_is_learned_after_the_thoughts_before_its_calls(folders: Callable[[str], Path]) -> None:
+def test_demonstrations_of_gpt_oss_keep_thoughts_before_calls(folders: Callable[[str], Path]) -> None:
     chat = template_chat(folders("gpt_oss"))
     call = ToolCall(id="c", function=FunctionCall(name="f", arguments="{}"))
     messages = [
@@ -334,7 +334,7 @@ async def test_thoughts_stay_until_the_next_question(
     assert "so" not in third.partition("and?")[0].partition("42")[2]
 
 
-def test_empty_thoughts_in_the_prompt_only_fork_every_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_thoughts_only_in_prompts_fork_every_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As Gemma 4 31B's template does without thinking."""
     file = family_folder(tmp_path, "gemma4") / "chat_template.jinja"
     opening = "{{- '<|turn>model\\n' -}}"

@@ -155,7 +155,7 @@ BESIDE = {"enable_moe_block": True, "top_k_experts": 2, **EXPERTS}
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 @pytest.mark.parametrize("changes", [{"attention_k_eq_v": True}, BORROWED, BESIDE], ids=str)
-def test_layers_of_gemma_4_see_no_difference(tmp_path: Path, changes: dict[str, Any], recompute: str) -> None:
+def test_shared_prefixes_change_nothing_in_gemma_4(tmp_path: Path, changes: dict[str, Any], recompute: str) -> None:
     kinds = ["sliding_attention", "full_attention"]
     base = {"model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 5.0}
     base |= {"num_hidden_layers": 4, "layer_types": kinds * 2, "sliding_window": 8, "hidden_size_per_layer_input": 0}

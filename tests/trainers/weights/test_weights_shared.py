@@ -91,7 +91,7 @@ def test_a_descriptor_that_is_another_by_now_is_noticed() -> None:
 
 
 class Driver:
-    """A GPU's driver, as torch gives access to it."""
+    """Stand-in for `torch.cuda.cudart()`."""
 
     def __init__(self, error: int = 0) -> None:
         self.error = error
@@ -122,7 +122,7 @@ def test_memory_is_pinned_once_and_until_it_is_unmapped(monkeypatch: pytest.Monk
     assert not driver.pinned
 
 
-def test_memory_that_cannot_be_pinned_is_used_all_the_same(
+def test_memory_that_cannot_be_pinned_still_works(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("torch.cuda.cudart", lambda: Driver(error=2))
@@ -130,7 +130,7 @@ def test_memory_that_cannot_be_pinned_is_used_all_the_same(
     tensor = shared.empty(1000, torch.float32)
     shared.pin(tensor)
     shared.pin(tensor)
-    assert caplog.text.count("pinning their memory failed (2)") == 1
+    assert caplog.text.count("pinning the memory of weights failed (CUDA error 2)") == 1
     assert torch.equal(shared.attach(shared.handle(tensor.fill_(3.0))), tensor)
 
 
