@@ -11,9 +11,9 @@ With tensor parallelism, each rank has a part of the vocabulary, and the ranks e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,49 @@ LOWEST = -1e30
 """Initial maximum: below every score, but finite, so that its product with 0 is 0."""
 
 
+class Kernels(NamedTuple):
+    """Functions of a tile's scores, [n, v], which they modify: `_fold` and `_slopes`, or these compiled."""
+
+    fold: Callable[..., Any]
+    slopes: Callable[..., Any]
+
+    def compiled(self, backend: str = "inductor") -> Kernels:
+        """These functions compiled once for all shapes. A GPU then reads and writes a tile less often."""
+        return Kernels(*(torch.compile(each, dynamic=True, backend=backend) for each in self))
+
+
+def _fold(scores: torch.Tensor, highest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Maximum m of each row and `highest` [n]; sums of e^z and z e^z for z = scores - m. `scores` becomes z."""
+    highest = torch.maximum(highest, scores.amax(1))
+    exponentials = scores.sub_(highest[:, None]).exp()
+    total = exponentials.sum(1)
+    return highest, total, exponentials.mul_(scores).sum(1)
+
+
+def _slopes(
+    scores: torch.Tensor,
+    normalizer: torch.Tensor,
+    entropy: torch.Tensor,
+    by_logprob: torch.Tensor,
+    by_entropy: torch.Tensor | None,
+    cap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gradient in the scores without its term [y], and derivative of the softcap (see `_Scores`).
+
+    `cap` is temperature / softcap; None: no softcap.
+    """
+    cap_slope = None if cap is None else 1 - (scores * cap) ** 2
+    logprobs = scores.sub_(normalizer[:, None])
+    if by_entropy is None:
+        return logprobs.exp_().mul_(-by_logprob[:, None]), cap_slope
+    slopes = logprobs.exp()
+    logprobs.add_(entropy[:, None]).mul_(-by_entropy[:, None])
+    return slopes.mul_(logprobs.sub_(by_logprob[:, None])), cap_slope
+
+
+EAGER = Kernels(_fold, _slopes)
+
+
 def logprobs_and_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -41,6 +84,7 @@ def logprobs_and_entropy(
     first: int = 0,
     softcap: float | None = None,
     tile: tuple[int, int] | None = None,
+    kernels: Kernels = EAGER,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy of each target under softmax(hidden weight^T / temperature), float32 [N] each.
 
@@ -52,11 +96,12 @@ def logprobs_and_entropy(
         first: token id of this rank's first row of `weight`.
         softcap: bound of scores, applied before the temperature as softcap * tanh(score / softcap); None: unbounded.
         tile: numbers of targets and tokens in a tile; None: chosen by device.
+        kernels: functions that are applied to a tile.
     """
     rows, columns = tile or tile_shape(len(hidden), hidden.device.type)
     own = targets - first
     scored: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, own, temperature, softcap, group, rows, columns
+        hidden, weight, own, temperature, softcap, group, rows, columns, kernels
     )
     return scored
 
@@ -82,6 +127,7 @@ class Head(Linear):  # type: ignore[misc]
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.softcap = config.softcap
+        self.kernels = EAGER
 
     def forward(
         self, input: torch.Tensor, targets: torch.Tensor, temperature: float
@@ -98,7 +144,7 @@ class Head(Linear):  # type: ignore[misc]
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
         return logprobs_and_entropy(
-            hidden, weight, targets, temperature, group=group, first=first, softcap=self.softcap
+            hidden, weight, targets, temperature, group=group, first=first, softcap=self.softcap, kernels=self.kernels
         )
 
 
@@ -120,13 +166,15 @@ class _Scores(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         rows: int,
         columns: int,
+        kernels: Kernels,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.kernels, ctx.cap = kernels, None if softcap is None else temperature / softcap
         ctx.temperature, ctx.softcap, ctx.group, ctx.rows, ctx.columns = temperature, softcap, group, rows, columns
         sums = _Sums(len(hidden), hidden)
         for part in _parts(len(weight), columns):
             for block in _parts(len(hidden), rows):
                 scores = _scores(hidden[block], weight[part], temperature, softcap)
-                sums.add(block, scores, *_columns(targets[block], part))  # now relative to `sums.highest`
+                sums.add(block, scores, *_columns(targets[block], part), kernels)  # now relative to `sums.highest`
         cached = [scores] if rows >= len(hidden) and columns >= len(weight) and softcap is None else []
         relative_to = sums.highest.clone() if cached else torch.zeros_like(sums.highest)
         if group is not None:
@@ -152,14 +200,10 @@ class _Scores(torch.autograd.Function):
                     scores = cached[0].clone()
                 else:
                     scores = _scores(hidden[block], weight[part], ctx.temperature, ctx.softcap)
-                cap_slope = None if ctx.softcap is None else 1 - (scores * (ctx.temperature / ctx.softcap)) ** 2
-                logprobs = scores.sub_(normalizer[block, None])
-                if by_entropy is None:
-                    slopes = logprobs.exp_().mul_(-by_logprob[block, None])
-                else:
-                    slopes = logprobs.exp()
-                    logprobs.add_(entropy[block, None]).mul_(-by_entropy[block, None])
-                    slopes.mul_(logprobs.sub_(by_logprob[block, None]))
+                entropy_slope = None if by_entropy is None else by_entropy[block]
+                slopes, cap_slope = ctx.kernels.slopes(
+                    scores, normalizer[block], entropy[block], by_logprob[block], entropy_slope, ctx.cap
+                )
                 column, here = _columns(targets[block], part)
                 slopes.scatter_add_(1, column, torch.where(here, by_logprob[block], 0.0)[:, None])
                 slopes = (slopes if cap_slope is None else slopes.mul_(cap_slope)).to(hidden.dtype)
@@ -170,12 +214,12 @@ class _Scores(torch.autograd.Function):
                         for_weight[part] = slopes.t() @ hidden[block]
                     else:
                         for_weight[part].addmm_(slopes.t(), hidden[block])
-                del scores, logprobs, slopes, cap_slope  # before the next tile is made
+                del scores, slopes, cap_slope  # before the next tile is made
         if for_hidden is not None:
             if ctx.group is not None:
                 dist.all_reduce(for_hidden, group=ctx.group)
             for_hidden = for_hidden.to(hidden.dtype)
-        return for_hidden, for_weight, None, None, None, None, None, None
+        return for_hidden, for_weight, None, None, None, None, None, None, None
 
 
 class _Sums:
@@ -192,13 +236,13 @@ class _Sums:
         self.highest = _real(like).new_full((count,), LOWEST)
         self.total, self.weighted, self.chosen = (torch.zeros_like(self.highest) for _ in range(3))
 
-    def add(self, own: slice, scores: torch.Tensor, column: torch.Tensor, here: torch.Tensor) -> None:
+    def add(self, own: slice, scores: torch.Tensor, column: torch.Tensor, here: torch.Tensor, kernels: Kernels) -> None:
         """Add the scores of a tile; subtracts the new maximum from `scores` in place."""
         self.chosen[own] += torch.where(here, scores.gather(1, column)[:, 0], 0.0)
-        self._raise(own, torch.maximum(self.highest[own], scores.amax(1)))
-        exponentials = scores.sub_(self.highest[own, None]).exp()
-        self.total[own] += exponentials.sum(1)
-        self.weighted[own] += exponentials.mul_(scores).sum(1)
+        highest, total, weighted = kernels.fold(scores, self.highest[own])
+        self._raise(own, highest)
+        self.total[own] += total
+        self.weighted[own] += weighted
 
     def gather(self, group: dist.ProcessGroup) -> None:
         """Combine these sums with those of the other ranks."""

@@ -35,6 +35,7 @@ from trainers.model.parts import Part
 from trainers.model.writer import read_companions, write_model
 from trainers.titan.batch import Microbatch
 from trainers.titan.families import FAMILIES, tensor_shapes, titan_config
+from trainers.titan.head import EAGER
 from trainers.titan.lora import Adapters
 from trainers.titan.parallel import Ranks, Sharding, whole
 from trainers.titan.shards import Shards
@@ -165,6 +166,8 @@ class TitanModel:
         torch.manual_seed(self._seed)
         with self._device if self.ranks.alone else torch.device("meta"):
             module = self.config.build()
+        if self.sharding.compile:
+            module.lm_head.kernels = EAGER.compiled()
         if not self.ranks.alone:
             self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
             module.to_empty(device=self._device)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainers.titan.head import logprobs_and_entropy, tile_shape
+from trainers.titan.head import EAGER, logprobs_and_entropy, tile_shape
 
 pytestmark = pytest.mark.stack
 
@@ -90,6 +90,21 @@ def test_gradients_are_those_of_finite_differences(tile: tuple[int, int] | None,
         return logprobs_and_entropy(hidden, weight, targets, 0.8, softcap=softcap, tile=tile)
 
     assert torch.autograd.gradcheck(call, (hidden, weight))
+
+
+def test_compiled_kernels_give_the_same() -> None:
+    kernels = EAGER.compiled(backend="aot_eager")
+    for count, vocabulary, softcap in ((7, 13, None), (9, 20, None), (8, 17, 2.0)):
+        hidden, weight, targets = inputs(count, vocabulary, seed=count)
+        results = []
+        for each in (EAGER, kernels):
+            logprobs, entropy = logprobs_and_entropy(
+                hidden, weight, targets, 0.8, softcap=softcap, tile=(4, 6), kernels=each
+            )
+            gradients = torch.autograd.grad((logprobs + entropy.square()).sum(), (hidden, weight))
+            results.append([logprobs, entropy, *gradients])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_even_and_certain_distributions() -> None:
