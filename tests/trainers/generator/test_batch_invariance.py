@@ -10,7 +10,7 @@ import torch
 
 from forge_env.rollout.episode import episode_seed
 from trainers.compat import vllm as compat
-from trainers.compat.torch import has_onednn
+from trainers.compat.torch import has_onednn, multiply_with_onednn
 from trainers.compat.vllm import ROWS, padded_gemm
 from trainers.generator.policy import turn_seed
 
@@ -35,6 +35,8 @@ def test_a_row_of_a_product_is_the_same_beside_any_others(
     shape: tuple[int, int], threads: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compat, "has_onednn", lambda: onednn and has_onednn())
+    if not onednn:
+        multiply_with_onednn.cache_clear()  # `linear` uses MKL again, if another test has replaced `mm`
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
