@@ -149,7 +149,7 @@ KNOBS: dict[str, Change] = {
     "trainer.procs": Change(2),
     "trainer.hosts": Change(2, {**HOSTS, "trainer.procs": 2}, PLACED),
     "trainer.activation_checkpoint": Change("full", where=BUILT),
-    "trainer.compile": Change(True, {"trainer.with_gpus": True}, BUILT),
+    "trainer.compile": Change(True, {"trainer.with_gpus": True, "model.dtype": "bfloat16"}, BUILT),
     "trainer.with_gpus": Change(True),
     "trainer.threads": Change(2, where=("run", "weights")),
     "trainer.microbatch_tokens": Change(64, where=("run", "weights")),
