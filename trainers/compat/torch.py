@@ -90,8 +90,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 def multiply_with_onednn() -> Any:
     """Make `torch.mm` use oneDNN for float32 on a CPU, in this process, where it can; backward passes use `mm` too.
 
-    MKL, which torch uses, leaves out AVX-512 on AMD's processors and takes twice as long there. Elsewhere both are
-    equally fast.
+    MKL, which torch uses, leaves out AVX-512 on AMD's processors and takes twice as long there. Limited to AVX2, both
+    are equally fast. Intel's processors were not measured.
     """
     import torch
 
@@ -99,10 +99,10 @@ def multiply_with_onednn() -> Any:
         return None
 
     def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        fits = left.shape[1] == right.shape[0] and left.numel() and right.numel()
+        fits = left.ndim == right.ndim == 2 and left.shape[1] == right.shape[0] and left.numel() and right.numel()
         if fits and left.dtype is right.dtype is torch.float32:
             return product(left, right.t())
-        return torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))  # torch's own
+        return torch.mm(left, right, out=left.new_empty(0))  # torch's own
 
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():

@@ -62,6 +62,8 @@ def largest_difference() -> float:
     after = products(rows, weight)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         rows @ weight
+    with pytest.raises(RuntimeError, match="must be a matrix"):
+        torch.mm(rows[0], weight.t())
     assert [item.shape for item in before.values()] == [item.shape for item in after.values()]
     scales = {name: item.abs().max() for name, item in before.items() if item.numel()}
     return max(float((before[name] - after[name]).abs().max() / scale) for name, scale in scales.items())
