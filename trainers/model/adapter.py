@@ -28,7 +28,7 @@ from trainers.model.folder import (
     heads,
     is_linear,
     keys_are_values,
-    lender,
+    kv_source,
 )
 
 FOLDER = "adapter"
@@ -68,7 +68,7 @@ def block_shapes(hf: Mapping[str, Any], block: int) -> dict[str, tuple[int, int]
     else:
         gates = queries if hf["model_type"] in QWEN3_5 else 0  # the output's gate is in the same matrix
         shapes = {"q_proj": (queries + gates, dim)}
-        if lender(hf, block) is None:
+        if kv_source(hf, block) is None:
             shapes["k_proj"] = keys, dim
             if not keys_are_values(hf, block):
                 shapes["v_proj"] = keys, dim

@@ -268,8 +268,8 @@ def keys_are_values(config: Mapping[str, Any], layer: int) -> bool:
     return config["model_type"] == GEMMA4 and bool(config.get("attention_k_eq_v")) and window(config, layer) is None
 
 
-def lender(config: Mapping[str, Any], layer: int) -> int | None:
-    """Earlier layer whose keys and values a layer of Gemma 4 shares; None if it has its own."""
+def kv_source(config: Mapping[str, Any], layer: int) -> int | None:
+    """Earlier layer whose keys and values a layer of Gemma 4 shares; None if it computes them."""
     first = config["num_hidden_layers"] - (config.get("num_kv_shared_layers") or 0)
     if config["model_type"] != GEMMA4 or layer < first:
         return None
@@ -280,7 +280,7 @@ def lender(config: Mapping[str, Any], layer: int) -> int | None:
 def feed_forward_width(config: Mapping[str, Any], layer: int) -> int:
     """Width of the dense feed-forward network in a layer."""
     width: int = config["intermediate_size"]
-    return 2 * width if config.get("use_double_wide_mlp") and lender(config, layer) is not None else width
+    return 2 * width if config.get("use_double_wide_mlp") and kv_source(config, layer) is not None else width
 
 
 def is_mixture(config: Mapping[str, Any], layer: int) -> bool:

@@ -18,7 +18,7 @@ from trainers.model.folder import (
     from_hub,
     has_vision,
     is_packed,
-    lender,
+    kv_source,
     read_config,
     weight_files,
 )
@@ -102,9 +102,9 @@ def _unpacked(source: Any, files: Sequence[Any]) -> Iterator[tuple[str, torch.Te
 
 def _unused(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Name prefixes of unused tensors: keys and values in layers of Gemma 4 that share those of another layer."""
-    borrowers = [layer for layer in range(config["num_hidden_layers"]) if lender(config, layer) is not None]
+    sharing = [layer for layer in range(config["num_hidden_layers"]) if kv_source(config, layer) is not None]
     names = ("k_proj", "k_norm", "v_proj")
-    return tuple(f"model.layers.{layer}.self_attn.{name}." for layer in borrowers for name in names)
+    return tuple(f"model.layers.{layer}.self_attn.{name}." for layer in sharing for name in names)
 
 
 def _text(source: Any, unused: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:

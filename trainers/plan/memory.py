@@ -142,7 +142,7 @@ def saved_bytes(
     # Between blocks, tensor parallelism splits the row itself; the inputs of linear layers are whole rows.
     residual = 2 * shape.dim * layout.normed(layout.residual) / tensor * (1 + shape.out_norms)
     inputs = shape.dim * itemsize * (5 if layout.alone else 2)  # a cast for each matrix, or their common inputs
-    normed_keys = 0 if shape.borrows else k
+    normed_keys = 0 if shape.shares_kv else k
     heads = (q + normed_keys) * layout.normed(itemsize, mixed=layout.alone) * shape.qk_norm
     if layout.device == "cuda" and (itemsize == FLOAT32 or shape.head_dim > WIDEST):
         k = q  # memory-efficient attention has a copy of keys and values for each head of the queries

@@ -25,7 +25,7 @@ from trainers.model.folder import (
     is_linear,
     is_mixture,
     keys_are_values,
-    lender,
+    kv_source,
     local_folder,
     read_hf_config,
     window,
@@ -96,7 +96,7 @@ class Shape:
         window: size of that window.
         parts: number and shape of each kind of block, if their attention or feed-forward layers differ in size.
         keys_are_values: whether the keys of attention are also its values.
-        borrows: whether attention shares the keys and values of an earlier block.
+        shares_kv: whether attention shares the keys and values of an earlier block.
         layer_input: width of per-layer embeddings; 0: there are none.
         gated: whether the output of attention is multiplied by a gate, as wide as the queries.
         linear: number of blocks with a gated delta layer, which keeps a state, instead of attention.
@@ -127,7 +127,7 @@ class Shape:
     window: int = 0
     parts: tuple[tuple[int, Shape], ...] = ()
     keys_are_values: bool = False
-    borrows: bool = False
+    shares_kv: bool = False
     layer_input: int = 0
     gated: bool = False
     linear: int = 0
@@ -188,7 +188,7 @@ class Shape:
             hidden=feed_forward_width(hf, layer),
             window=window(hf, layer) or 0,
             keys_are_values=keys_are_values(hf, layer),
-            borrows=lender(hf, layer) is not None,
+            shares_kv=kv_source(hf, layer) is not None,
         )
 
     @property
@@ -209,14 +209,14 @@ class Shape:
     @property
     def projections(self) -> int:
         """Parameters of the projection matrices of attention."""
-        keys = 0 if self.borrows else (2 - self.keys_are_values) * self.keys
+        keys = 0 if self.shares_kv else (2 - self.keys_are_values) * self.keys
         return self.dim * ((2 + self.gated) * self.queries + keys)
 
     @property
     def attention(self) -> int:
         """Parameters of a block with attention, except its feed-forward layers and experts."""
         biases = (self.queries + 2 * self.keys) * self.qkv_bias + (self.dim + self.heads) * self.sinks
-        norms = 2 * self.dim * (1 + self.out_norms) + (2 - self.borrows) * self.head_dim * self.qk_norm
+        norms = 2 * self.dim * (1 + self.out_norms) + (2 - self.shares_kv) * self.head_dim * self.qk_norm
         inputs = self.dim * (2 * self.layer_input + 1) if self.layer_input else 0
         return self.projections + biases + norms + self.scaled + inputs
 
@@ -302,7 +302,7 @@ class Shape:
 
     def kv_bytes(self, bytes_each: int) -> int:
         """Bytes of one token's keys and values in all layers that have them."""
-        stored = [count * shape.keys for count, shape, _, linear in self.kinds if not (linear or shape.borrows)]
+        stored = [count * shape.keys for count, shape, _, linear in self.kinds if not (linear or shape.shares_kv)]
         return 2 * sum(stored) * bytes_each
 
 

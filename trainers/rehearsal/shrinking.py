@@ -23,7 +23,7 @@ from trainers.model.folder import (
     check_hf_config,
     is_linear,
     is_mixture,
-    lender,
+    kv_source,
     rope_parameters,
     rotates,
     window,
@@ -72,7 +72,7 @@ def shrunk(hf: Mapping[str, Any], divided_by: int = 1) -> dict[str, Any]:
     kept = _layers(small)
     layers = len(kept)
     if small.get("num_kv_shared_layers"):
-        small["num_kv_shared_layers"] = sum(lender(small, layer) is not None for layer in kept)
+        small["num_kv_shared_layers"] = sum(kv_source(small, layer) is not None for layer in kept)
     for name, values in small.items():
         if isinstance(values, list) and len(values) == small["num_hidden_layers"]:
             small[name] = [values[layer] for layer in kept]
@@ -112,8 +112,8 @@ def _layers(hf: Mapping[str, Any]) -> list[int]:
 
 
 def _kind(hf: Mapping[str, Any], layer: int) -> tuple[object, ...]:
-    borrows = lender(hf, layer) is not None
-    return is_mixture(hf, layer), is_linear(hf, layer), window(hf, layer), rotates(hf, layer), borrows
+    shares_kv = kv_source(hf, layer) is not None
+    return is_mixture(hf, layer), is_linear(hf, layer), window(hf, layer), rotates(hf, layer), shares_kv
 
 
 def write_shrunk(

@@ -25,7 +25,7 @@ from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.protocols.module import Module
 
 from trainers.compat.torchtitan import arguments, same_config
-from trainers.model.folder import keys_are_values, lender
+from trainers.model.folder import keys_are_values, kv_source
 from trainers.titan.decoder import ScoringQwen
 from trainers.titan.experts import Experts
 from trainers.titan.gemma import GemmaBlock, GemmaStateDictAdapter, gelu, normed
@@ -80,34 +80,33 @@ class Gemma4Attention(GQAttention):  # type: ignore[misc]
     class Config(GQAttention.Config):  # type: ignore[misc]
         """TorchTitan's fields and the sharing of keys and values.
 
-        `lender` is the earlier layer whose keys and values this one shares, None if it has its own; `lends`: later
-        layers share them.
+        `kv_source` is the earlier layer whose keys and values this one shares, None if it computes them; `stores_kv`:
+        later layers share them.
         """
 
-        lender: int | None
-        lends: bool
+        kv_source: int | None
+        stores_kv: bool
 
         @classmethod
         def of(cls, plain: GQAttention.Config, hf: Mapping[str, Any], layer: int) -> Gemma4Attention.Config:
             """Build the config of a layer from TorchTitan's, which is modified."""
-            other, qkv = lender(hf, layer), plain.qkv_linear
+            source, qkv = kv_source(hf, layer), plain.qkv_linear
             plain.qkv_linear = Projections.Config(
                 head_dim=qkv.head_dim,
                 wq=qkv.wq,
-                wk=None if other is not None else qkv.wkv,
-                wv=None if other is not None or keys_are_values(hf, layer) else qkv.wkv,
+                wk=None if source is not None else qkv.wkv,
+                wv=None if source is not None or keys_are_values(hf, layer) else qkv.wkv,
             )
             plain.inner_attention.scale = 1.0
             # for random weights, because attention does not scale scores
             plain.qk_norm.param_init = {"weight": partial(nn.init.constant_, val=plain.head_dim**-0.25)}
-            borrowers = range(layer + 1, hf["num_hidden_layers"])
-            lends = any(lender(hf, borrower) == layer for borrower in borrowers)
-            return cls(**arguments(plain), lender=other, lends=lends)
+            stores = any(kv_source(hf, later) == layer for later in range(layer + 1, hf["num_hidden_layers"]))
+            return cls(**arguments(plain), kv_source=source, stores_kv=stores)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.lends = config.lends
-        if config.lender is not None:
+        self.stores_kv = config.stores_kv
+        if config.kv_source is not None:
             del self.k_norm
 
     def forward(
@@ -115,21 +114,21 @@ class Gemma4Attention(GQAttention):  # type: ignore[misc]
         x: torch.Tensor,
         attention_masks: RowLayout | ContextLayout,
         positions: torch.Tensor | None = None,
-        borrowed: KeysValues | None = None,
+        shared_kv: KeysValues | None = None,
     ) -> tuple[torch.Tensor, KeysValues | None]:
-        """Apply the layer, [B, T, D] -> [B, T, D]; also returns the keys and values that it lends."""
+        """Apply the layer, [B, T, D] -> [B, T, D]; also returns the keys and values that later ones share."""
         query, key, value = self.qkv_linear(x)
         query = self.q_norm(query)
-        if borrowed is None:
+        if shared_kv is None:
             query, key = self.rope(query, self.k_norm(key), positions)
             value = normed(value, self.k_norm.eps)
         else:
             query, _ = self.rope(query, query[:, :, :0], positions)
-            key, value = borrowed
+            key, value = shared_kv
         attended = self.inner_attention(
             query, key, value, attention_masks=attention_masks, scale=self.scaling, enable_gqa=self.enable_gqa
         )
-        return self.wo(attended.flatten(2)), (key, value) if self.lends else None
+        return self.wo(attended.flatten(2)), (key, value) if self.stores_kv else None
 
 
 class GeluExperts(Experts):
@@ -311,10 +310,10 @@ class Gemma4Block(GemmaBlock):
         attention_masks: RowLayout | ContextLayout,
         positions: torch.Tensor | None = None,
         embedded: torch.Tensor | None = None,
-        borrowed: KeysValues | None = None,
+        shared_kv: KeysValues | None = None,
     ) -> tuple[torch.Tensor, KeysValues | None]:
-        """Apply the block, [B, T, D] -> [B, T, D]; also returns the keys and values that it lends."""
-        attended, lent = self.attention(self.attention_norm(x), attention_masks, positions, borrowed)
+        """Apply the block, [B, T, D] -> [B, T, D]; also returns the keys and values that later ones share."""
+        attended, stored = self.attention(self.attention_norm(x), attention_masks, positions, shared_kv)
         x = x + self.attention_out_norm(attended)
         out = self.feed_forward(self.ffn_norm(x))
         if self.experts is not None:
@@ -322,7 +321,7 @@ class Gemma4Block(GemmaBlock):
         x = x + self.ffn_out_norm(out)
         if self.layer_input is not None:
             x = x + self.layer_input(x, embedded)
-        return x * self.scale.to(x.dtype), lent
+        return x * self.scale.to(x.dtype), stored
 
 
 class ScoringGemma4(ScoringQwen):
@@ -337,19 +336,18 @@ class ScoringGemma4(ScoringQwen):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.layer_inputs = None if config.layer_inputs is None else config.layer_inputs.build()
-        self.lenders = [block.attention.lender for block in config.layers]
+        self.kv_sources = [block.attention.kv_source for block in config.layers]
 
     def apply_blocks(
         self, tokens: torch.Tensor, attention_masks: RowLayout | ContextLayout, positions: torch.Tensor
     ) -> torch.Tensor:
         """Embed tokens and apply all blocks, [1, T] -> [1, T, D]."""
         hidden: torch.Tensor = self.tok_embeddings(tokens)
-        count = len(self.lenders)
-        inputs = [None] * count if self.layer_inputs is None else self.layer_inputs(tokens, hidden)
-        lent: dict[int | None, KeysValues | None] = {}
+        inputs = [None] * len(self.kv_sources) if self.layer_inputs is None else self.layer_inputs(tokens, hidden)
+        stored: dict[int | None, KeysValues | None] = {}
         for number, layer in enumerate(self.layers.values()):
-            borrowed = lent.get(self.lenders[number])
-            hidden, lent[number] = layer(hidden, attention_masks, positions, inputs[number], borrowed)
+            shared_kv = stored.get(self.kv_sources[number])
+            hidden, stored[number] = layer(hidden, attention_masks, positions, inputs[number], shared_kv)
         return hidden
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.errors import UsageError
-from trainers.model.folder import FAMILIES, INDEX, check_hf_config, heads, lender, read_hf_config, weight_files
+from trainers.model.folder import FAMILIES, INDEX, check_hf_config, heads, kv_source, read_hf_config, weight_files
 from trainers.plan.shape import hub_config, published
 
 
@@ -61,9 +61,9 @@ def test_gemma_4_is_read_as_transformers_saves_it(layers: int) -> None:
 
 def test_layers_use_the_keys_of_the_last_layer_of_their_kind() -> None:
     config = hub_config("google/gemma-4-E2B")
-    assert [lender(config, layer) for layer in (0, 14, 15, 18, 19, 34)] == [None, None, 13, 13, 14, 14]
+    assert [kv_source(config, layer) for layer in (0, 14, 15, 18, 19, 34)] == [None, None, 13, 13, 14, 14]
     del config["num_kv_shared_layers"]
-    assert lender(config, 34) is None
+    assert kv_source(config, 34) is None
 
 
 def test_experts_of_gemma_4_need_their_sizes() -> None:

@@ -104,9 +104,9 @@ def test_lists_of_layers_and_dense_layers_are_cut_with_the_layers() -> None:
     kinds = [*["sliding_attention"] * 5, "full_attention"]
     gemma = {**SHAPE, **CHECKPOINTS["Gemma 3"], "rms_norm_eps": 1e-6, "num_hidden_layers": 12, "layer_types": kinds * 2}
     assert shrunk(gemma)["layer_types"] == kinds
-    borrowing = shrunk(hub_config("google/gemma-4-E2B"))
-    assert borrowing["layer_types"] == [kinds[0], kinds[-1]] * 2
-    assert borrowing["num_kv_shared_layers"] == 2
+    sharing = shrunk(hub_config("google/gemma-4-E2B"))
+    assert sharing["layer_types"] == [kinds[0], kinds[-1]] * 2
+    assert sharing["num_kv_shared_layers"] == 2
 
 
 @pytest.mark.parametrize(("number", "least", "by"), [(151936, 700, 64), (5120, 64, 96), (50257, 300, 12), (40, 64, 8)])

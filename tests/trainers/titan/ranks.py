@@ -165,7 +165,7 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     tied = folders["tied"]
     for kind, folder in folders.items():
         seen[f"fsdp {kind}"] = observe(engine(folder, {} if kind == "tied" else FSDP))
-        if "mixture" not in kind and kind not in ("delta", "capped", "borrowed"):  # refused
+        if "mixture" not in kind and kind not in ("delta", "capped", "shared keys"):  # refused
             seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
         if "delta" not in kind:
             seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
@@ -181,7 +181,7 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
         seen[f"tree {name}"] = observe(engine(tied, dims), data=tree(), loss=GRPOLoss())
     seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
     seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
-    seen["recomputed borrowed"] = observe(engine(folders["borrowed"], FSDP, activation_checkpoint="full"))
+    seen["recomputed shared keys"] = observe(engine(folders["shared keys"], FSDP, activation_checkpoint="full"))
     seen["skipped"] = _skip(tied)
     _resume_and_save(tied, out)
     seen["saved beside training"] = _save_beside(tied, out)

@@ -88,7 +88,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
     sinks = {"model_type": "gpt_oss", "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "sliding_window": 8}
     kinds["sink mixture"] = {**sinks, **experts, "rope_scaling": yarn, "attention_bias": True}
-    kinds["borrowed"] = kinds["capped"] | {
+    kinds["shared keys"] = kinds["capped"] | {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_kv_shared_layers": 2,
@@ -152,8 +152,8 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
         ("context", "capped"),
         ("fsdp", "capped mixture"),
         ("context", "capped mixture"),
-        ("fsdp", "borrowed"),
-        ("context", "borrowed"),
+        ("fsdp", "shared keys"),
+        ("context", "shared keys"),
         ("fsdp", "delta"),
         ("fsdp", "delta mixture"),
     ],
@@ -228,7 +228,7 @@ def test_all_ranks_skip_an_update_that_one_of_them_spoils(folders: dict[str, Pat
 
 def test_recomputed_activations_give_the_same(folders: dict[str, Path], seen: dict[str, Any]) -> None:
     check_alike(observe(engine(folders["tied"])), seen["recomputed"])
-    check_alike(observe(engine(folders["borrowed"])), seen["recomputed borrowed"])
+    check_alike(observe(engine(folders["shared keys"])), seen["recomputed shared keys"])
 
 
 @pytest.mark.usefixtures("seen")
