@@ -277,6 +277,13 @@ def kv_source(config: Mapping[str, Any], layer: int) -> int | None:
     return max(other for other in range(first) if kinds[other] == kinds[layer])
 
 
+def unused_tensors(config: Mapping[str, Any]) -> set[str]:
+    """Names of tensors that a model ignores: keys and values in layers of Gemma 4 that share those of another layer."""
+    sharing = [layer for layer in range(config["num_hidden_layers"]) if kv_source(config, layer) is not None]
+    names = ("k_proj", "k_norm", "v_proj")
+    return {f"model.layers.{layer}.self_attn.{name}.weight" for layer in sharing for name in names}
+
+
 def feed_forward_width(config: Mapping[str, Any], layer: int) -> int:
     """Width of the dense feed-forward network in a layer."""
     width: int = config["intermediate_size"]

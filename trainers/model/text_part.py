@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from trainers.model.folder import (
     from_hub,
     has_vision,
     is_packed,
-    kv_source,
     read_config,
+    unused_tensors,
     weight_files,
 )
 
@@ -55,7 +55,7 @@ def text_part(folder: Path, out: Path) -> None:
         text["model_type"] = family = f"{config['model_type']}_text"
         # config.json on the hub omits values that are defaults in transformers
         text = AutoConfig.for_model(**text).to_dict() | {"architectures": [ARCHITECTURES[family]]}
-    unused = _unused(check_hf_config(dict(text), str(folder)))
+    unused = unused_tensors(check_hf_config(dict(text), str(folder)))
     with written_whole(out) as staging, ExitStack() as stack:
         staging.mkdir(parents=True)
         weight_map: dict[str, str] = {}
@@ -100,17 +100,10 @@ def _unpacked(source: Any, files: Sequence[Any]) -> Iterator[tuple[str, torch.Te
             yield name, tensor
 
 
-def _unused(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name prefixes of unused tensors: keys and values in layers of Gemma 4 that share those of another layer."""
-    sharing = [layer for layer in range(config["num_hidden_layers"]) if kv_source(config, layer) is not None]
-    names = ("k_proj", "k_norm", "v_proj")
-    return tuple(f"model.layers.{layer}.self_attn.{name}." for layer in sharing for name in names)
-
-
-def _text(source: Any, unused: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+def _text(source: Any, unused: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of the text part in a file, without unused ones."""
     for name in source.keys():  # noqa: SIM118 - not a mapping
-        if (new := _renamed(name)) is not None and not new.startswith(unused):
+        if (new := _renamed(name)) is not None and new not in unused:
             yield from _parts(new, source.get_tensor(name))
 
 

@@ -27,6 +27,7 @@ from trainers.model.folder import (
     heads,
     is_linear,
     read_hf_config,
+    unused_tensors,
     weight_files,
     window,
 )
@@ -67,7 +68,8 @@ def check_weights(folder: Path) -> None:
     for name, shape in expected.items():
         if shapes[name] != shape:
             raise UsageError(f"{name} in {folder} has the shape {shapes[name]}, config.json says {shape}", fix=again)
-    unknown = [name for name in shapes if name not in expected and not name.endswith((HEAD, "rotary_emb.inv_freq"))]
+    known = expected.keys() | unused_tensors(hf)
+    unknown = [name for name in shapes if name not in known and not name.endswith((HEAD, "rotary_emb.inv_freq"))]
     if unknown:
         raise UsageError(
             f"{folder} has {_first(unknown)}, which a {hf['model_type']!r} model lacks",

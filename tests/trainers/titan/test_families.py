@@ -14,9 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from safetensors.torch import load_file, save_file
 from torchtitan.models import llama3, qwen3
 
 from forge_env.config.recipe import OptimizerSection
+from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
 from tests.trainers.model.checkpoints import CHECKPOINTS, VOCABULARY, their_logprobs, write_checkpoint
 from trainers.losses.sft import SFTLoss
@@ -27,7 +29,7 @@ from trainers.titan import batch
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.families import FAMILIES, tensor_shapes, titan_config
-from trainers.titan.model import TitanModel
+from trainers.titan.model import TitanModel, check_weights
 from trainers.titan.optimizer import build_optimizer
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -61,6 +63,20 @@ def test_scores_are_those_of_transformers_as_loaded_and_as_saved_after_training(
     trained.model.save_hf(tmp_path / "ours")
     assert abs(after - their_logprobs(tmp_path / "ours", TOKENS).numpy()).max() <= MISMATCH
     assert np.array_equal(np.stack(engine(tmp_path / "ours").logprobs(SEQUENCES)), after)
+
+
+def test_weights_of_shared_keys_and_values_are_ignored(tmp_path: Path) -> None:
+    """As in the hub's files of Gemma 4 E2B."""
+    folder = write_checkpoint("Gemma 4 E2B", tmp_path)
+    expected, file = engine(folder).logprobs(SEQUENCES), folder / "model.safetensors"
+    shapes = {"k_proj": (64, 64), "v_proj": (64, 64), "k_norm": (32,)}
+    names = {f"model.layers.3.self_attn.{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
+    save_file(load_file(file) | names, file, {"format": "pt"})
+    check_weights(folder)
+    assert np.array_equal(engine(folder).logprobs(SEQUENCES)[0], expected[0])
+    save_file(load_file(file) | {"model.layers.0.self_attn.v_norm.weight": torch.ones(32)}, file, {"format": "pt"})
+    with pytest.raises(UsageError, match=r"has model.layers.0.self_attn.v_norm.weight, which a 'gemma4_text'"):
+        check_weights(folder)
 
 
 def test_only_experts_that_a_token_is_sent_to_count_as_work(tmp_path: Path) -> None:
