@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -117,6 +118,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what was imported and collected: it stays to the end."""
     os.environ.pop(UNCOMPILED, None)
     gc.freeze()
+    atexit.register(gc.unfreeze)  # nanobind reports frozen objects as leaks
 
 
 PYTESTMARK = re.compile(r"^pytestmark = .*(?:\n[ \])].*)*", re.MULTILINE)
