@@ -63,6 +63,7 @@ _BY_TYPE = {
     "deepseek_v3": "deepseek-v3",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
+    "gemma4_unified": "gemma4",
     "glm4_moe": "glm-4.5",
     "gpt_oss": "gpt-oss",
     "kimi_k2": "kimi-k2",

@@ -160,9 +160,12 @@ def from_hub(name: str) -> Path:
         ) from error
 
 
-def has_vision(config: Any) -> bool:
-    """Whether a `config.json` is that of a model whose text part can be trained apart (`trainers.model.text_part`)."""
-    return isinstance(config, dict) and "text_config" in config and f"{config.get('model_type')}_text" in FAMILIES
+def text_family(config: Any) -> str | None:
+    """Family of the text part of a model with a vision part (`trainers.model.text_part`); None for other models."""
+    if not isinstance(config, dict) or "text_config" not in config:
+        return None
+    family = f"{config.get('model_type')}_text".replace("_unified", "")  # Gemma 4 12B has the text part of 31B
+    return family if family in FAMILIES else None
 
 
 def is_packed(config: Any) -> bool:
@@ -200,7 +203,7 @@ def read_config(folder: str | Path) -> Any:
 def check_hf_config(config: Any, name: str) -> dict[str, Any]:
     """Check that the trainer supports the `config.json` of checkpoint `name`; returns it, with `head_dim` added."""
     family = config.get("model_type") if isinstance(config, dict) else None
-    if has_vision(config):
+    if text_family(config) is not None:
         raise UsageError(
             f"{name} has a vision part, and only its text part can be trained",
             fix=f"write that to a folder and use it: forge-env model convert {name} TO",

@@ -13,12 +13,13 @@ from forge_env.files import written_whole
 from forge_env.machine import cache_dir
 from trainers.model.folder import (
     ARCHITECTURES,
+    GEMMA4,
     INDEX,
     check_hf_config,
     from_hub,
-    has_vision,
     is_packed,
     read_config,
+    text_family,
     unused_tensors,
     weight_files,
 )
@@ -44,17 +45,19 @@ def text_part(folder: Path, out: Path) -> None:
     from trainers.model.writer import read_companions
 
     config = read_config(folder)
-    packed = is_packed(config)
-    if not packed and not has_vision(config):
+    packed, family = is_packed(config), text_family(config)
+    if not packed and family is None:
         raise UsageError(f"{folder} has neither a vision part nor weights in MXFP4", fix="use it without conversion")
-    if packed:
+    if family is None:
         text = {name: value for name, value in config.items() if name != "quantization_config"} | {"dtype": "bfloat16"}
     else:
         names = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
         text = {**{name: config[name] for name in names if name in config}, **config["text_config"]}
-        text["model_type"] = family = f"{config['model_type']}_text"
+        text["model_type"] = f"{config['model_type']}_text"
         # config.json on the hub omits values that are defaults in transformers
-        text = AutoConfig.for_model(**text).to_dict() | {"architectures": [ARCHITECTURES[family]]}
+        text = AutoConfig.for_model(**text).to_dict() | {"model_type": family, "architectures": [ARCHITECTURES[family]]}
+        if family == GEMMA4:
+            text.setdefault("hidden_size_per_layer_input", 0)  # 12B's configs don't have it
     unused = unused_tensors(check_hf_config(dict(text), str(folder)))
     with written_whole(out) as staging, ExitStack() as stack:
         staging.mkdir(parents=True)
@@ -79,7 +82,7 @@ def fetched(name: str) -> Path:
     A model with a vision part or with weights in MXFP4 is converted once; the folder of the result is in the cache.
     """
     folder = from_hub(name)
-    if not has_vision(config := read_config(folder)) and not is_packed(config):
+    if text_family(config := read_config(folder)) is None and not is_packed(config):
         return folder
     out = cache_dir() / "models" / f"{name.replace('/', '--')}-{folder.name[:12]}"
     if not out.is_dir():

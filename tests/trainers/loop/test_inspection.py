@@ -45,6 +45,7 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("microsoft/Phi-4-mini-instruct", "phi3", "tied to the head"),
         ("google/gemma-3-270m-it", "gemma3_text", "tied to the head"),
         ("google/gemma-3-27b-it", "gemma3_text", "tied to the head"),
+        ("google/gemma-4-12B-it", "gemma4_text", "tied to the head"),
         ("google/gemma-4-E2B-it", "gemma4_text", "tied to the head"),
         ("google/gemma-4-26B-A4B-it", "gemma4_text", "tied to the head"),
         ("Qwen/Qwen3.5-0.8B", "qwen3_5_text", "tied to the head"),

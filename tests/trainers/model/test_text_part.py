@@ -26,7 +26,10 @@ VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2
 SIGLIP = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 
 
-SEEING = ["Qwen 3.5", "Qwen 3.5 MoE", "Gemma 3, scaled", "Gemma 4", "Gemma 4 E2B", "Gemma 4 MoE"]
+UNIFIED = {"patch_size": 4, "mm_embed_dim": 64, "mm_posemb_size": 8, "output_proj_dims": 64}
+GEMMA4_12B = {name: value for name, value in CHECKPOINTS["Gemma 4"].items() if name != "hidden_size_per_layer_input"}
+TEXTS = CHECKPOINTS | {"Gemma 4 12B": GEMMA4_12B | {"model_type": "gemma4_unified_text"}}
+SEEING = ["Qwen 3.5", "Qwen 3.5 MoE", "Gemma 3, scaled", "Gemma 4", "Gemma 4 12B", "Gemma 4 E2B", "Gemma 4 MoE"]
 
 
 @pytest.fixture(scope="module", params=SEEING)
@@ -35,10 +38,10 @@ def seeing(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    text = {**SHAPE, **CHECKPOINTS[request.param]}
+    text = {**SHAPE, **TEXTS[request.param]}
     text["rope_parameters"] = text.pop("rope_scaling", None)
     family, tied = text["model_type"].removesuffix("_text"), text.get("tie_word_embeddings", False)
-    vision = SIGLIP | {"image_size": 56} if family == "gemma3" else VISION
+    vision = {"gemma3": SIGLIP | {"image_size": 56}, "gemma4_unified": UNIFIED}.get(family, VISION)
     config = AutoConfig.for_model(family, text_config=text, vision_config=vision, tie_word_embeddings=tied)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("hub") / "a1b2c3"
