@@ -182,6 +182,7 @@ def _cpu_environment() -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor `uni` by another process
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other programs may use the same processors
         "OMP_NUM_THREADS": str(usable_cpus()),
+        "GOMP_SPINCOUNT": "1000",  # threads that wait longer are in the way of other programs (cpu-threads.md)
         "TORCHDYNAMO_DISABLE": "1",  # compiling sampling helpers takes seconds and gains nothing
     }
 

@@ -180,6 +180,8 @@ ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "{kv_cache_gb}",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "{threads}",
+    # Threads that wait for others inside an operation yield their core after microseconds (cpu-threads.md).
+    "GOMP_SPINCOUNT": "1000",
     # vLLM compiles a few sampling helpers, which takes seconds and gains nothing on a CPU.
     "TORCHDYNAMO_DISABLE": "1",
     # If idle threads split the attention of a long context, its sums are added in another order.
