@@ -122,7 +122,10 @@ def _check_complete(name: str, parts: Sequence[tuple[Entry, torch.Tensor]]) -> N
     """Raise ValueError if parts of a tensor are missing."""
     size = prod(parts[0][0].whole)
     if (published := sum(prod(part.shape) for part, _ in parts)) != size:
-        raise ValueError(f"{name} has {size} elements, of which {published} were published")
+        raise ValueError(
+            f"{name} has {size} elements, of which {published} were published: give `Sender.publish` the offers of "
+            "all of the trainer's processes"
+        )
 
 
 def _joined(parts: Sequence[tuple[Entry, torch.Tensor]], device: torch.device | None) -> torch.Tensor:
