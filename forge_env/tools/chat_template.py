@@ -122,8 +122,14 @@ class ChatTemplate:
         adds the opening of an assistant turn. `options` are further variables, such as `enable_thinking`.
 
         Raises:
-            TemplateError: the template rejects the conversation, or exceeds a limit; see also `ERRORS`.
+            TemplateError: the template rejects the conversation, leaves out calls, or exceeds a limit (see `ERRORS`).
         """
+        calls = max((len(message.get("tool_calls") or ()) for message in messages), default=0)
+        if calls and self._most_calls is not None and calls > self._most_calls:
+            raise jinja2.TemplateError(
+                f"{self.source} writes {self._most_calls} of the {calls} tool calls in a message: put each call in a "
+                "separate message, or use model.tools=text"
+            )
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         variables = self._special_tokens | options
         settings = {"short_ids": self._short_ids, "only_objects": self._only_objects}
@@ -140,6 +146,17 @@ class ChatTemplate:
         return self._tool_use[0]
 
     @functools.cached_property
+    def _most_calls(self) -> int | None:
+        """Number of calls in a message that the template writes, if it leaves out further ones without an error."""
+        self.__dict__["_most_calls"] = None  # for the two conversations that follow
+        last = _call("call_1", PROBE, json.dumps({"key": PROBE}))
+        for most, calls in enumerate(([last], [_call("call_0"), last])):
+            text = self._try([*_asked(), {"role": "assistant", "content": "", "tool_calls": calls}])
+            if text is not None and PROBE not in text:
+                return most
+        return None
+
+    @functools.cached_property
     def _short_ids(self) -> bool:
         """Whether ids of calls must have nine letters and digits, as Mistral's templates demand."""
         self.__dict__["_short_ids"] = False  # for the two conversations that follow
@@ -151,7 +168,7 @@ class ChatTemplate:
     def _only_objects(self) -> bool:
         """Whether the template refuses arguments that are text, as those of a call that could not be parsed are."""
         self.__dict__["_only_objects"] = False  # for the two conversations that follow
-        if self._try([*_asked(), *_called("call00000", "text")]) is not None:
+        if self._try([*_asked(), *_called("call00000", arguments="text")]) is not None:
             return False
         return self._try([*_asked(), *_called("call00000")]) is not None
 
@@ -195,11 +212,13 @@ def _asked() -> list[dict[str, Any]]:
     return [{"role": "user", "content": "?"}]
 
 
-def _called(call_id: str, arguments: str = '{"key": "value"}') -> list[dict[str, Any]]:
-    function = {"name": "get_probe", "arguments": arguments}
-    call = {"id": call_id, "type": "function", "function": function}
+def _call(call_id: str, name: str = "get_probe", arguments: str = '{"key": "value"}') -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _called(call_id: str, **call: str) -> list[dict[str, Any]]:
     return [
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": "", "tool_calls": [_call(call_id, **call)]},
         {"role": "tool", "content": PROBE, "tool_call_id": call_id, "name": "get_probe"},
     ]
 

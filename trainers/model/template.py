@@ -196,10 +196,12 @@ class TemplateFormat:
         """Control tokens that the template writes after an answer and after calls; empty if there are none."""
         question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}
         ends = self.tokenizer.encode(self._text([question, answer], None).partition(PROBE)[2].lstrip())[:1]
-        with suppress(*ERRORS):
-            calls = {"content": "", "tool_calls": [_call("f", "call_0"), _call("f", "call_1")]}
-            ids = self.tokenizer.encode(self._text([question, answer | calls], None).partition(PROBE)[2].rstrip())
-            ends += [end for end in ids[-1:] if end not in ids[:-1]]  # what ends each call doesn't end the turn
+        for calls in ([_call("f", "call_0"), _call("f", "call_1")], [_call("f", "call_0")]):  # some refuse several
+            with suppress(*ERRORS):
+                text = self._text([question, answer | {"content": "", "tool_calls": calls}], None)
+                ids = self.tokenizer.encode(text.partition(PROBE)[2].rstrip())
+                ends += [end for end in ids[-1:] if end not in ids[:-1]]  # what ends each call doesn't end the turn
+                break
         return [token for token in ends if self.tokenizer.decode([token]) in self.tokenizer.control_tokens]
 
     def _end_of(self, text: str, start: int, default: int) -> int:

@@ -127,6 +127,26 @@ def test_calls_are_read(vllm: str, text: str, expected: list[tuple[str, str]]) -
 
 
 @pytest.mark.parametrize(
+    ("written", "most"),
+    [
+        ("", 0),
+        ("{{ m.tool_calls[0].function.name }}", 1),
+        ("{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}", 2),
+    ],
+)
+def test_calls_that_a_template_would_leave_out_are_refused(written: str, most: int) -> None:
+    text = "{% for m in messages %}{% if m.tool_calls %}" + written + "{% endif %}{% endfor %}"
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "fg"]
+    for count in (1, 2):
+        messages = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": calls[:count]}]
+        if count <= most:
+            assert render(text, messages) == "fg"[:count]
+        else:
+            with pytest.raises(TemplateError, match=f"writes {most} of the {count} tool calls in a message"):
+                render(text, messages)
+
+
+@pytest.mark.parametrize(
     ("written", "expected"),
     [("c.function.arguments | items | list", "[('arguments', '{bad')]"), ("c.function.arguments | tojson", '"{bad"')],
 )

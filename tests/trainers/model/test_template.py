@@ -16,7 +16,7 @@ pytest.importorskip("renderers")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forge_env.errors import UsageError
+from forge_env.errors import ChatFormatError, UsageError
 from forge_env.tools.chat_template import ChatTemplate
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from tests.trainers.model.families import FAMILIES, family_folder
@@ -227,6 +227,16 @@ def test_a_turn_whose_thoughts_the_template_drops_is_learned_with_them(folders: 
     last, former = chat.render_training(messages, [])
     assert ["second" in text and "first" not in text for text in spans(chat, *last)] == [True]
     assert ["first" in text for text in spans(chat, *former)] == [True]
+
+
+def test_a_second_call_that_gpt_oss_would_not_see_is_refused(folders: Callable[[str], Path]) -> None:
+    chat = template_chat(folders("gpt_oss"))
+    calls = [ToolCall(id=name, function=FunctionCall(name=name, arguments="{}")) for name in ("f", "g")]
+    messages = [Message(role="user", content="q"), Message(role="assistant", content="", tool_calls=calls)]
+    messages += [Message(role="tool", content="42", tool_call_id=call.id, name=call.function.name) for call in calls]
+    for write in (chat.render, chat.render_training):
+        with pytest.raises(ChatFormatError, match="writes 1 of the 2 tool calls in a message"):
+            write(messages, TOOLS)
 
 
 def test_demonstrations_of_gpt_oss_keep_thoughts_before_calls(folders: Callable[[str], Path]) -> None:
