@@ -132,7 +132,7 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
 def _split_channels(text: str) -> tuple[list[str], str]:
     """Split a turn of gpt-oss by channel; a call keeps its header, and text without a complete header is unchanged.
 
-    The turn ends where the model writes another role.
+    The turn ends with its first call, whose end is a stop token, or where the model writes another role.
     """
     thoughts: list[str] = []
     content: list[str] = []
