@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import codecs
 import csv
@@ -12,8 +13,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from importlib import import_module
 from itertools import islice
@@ -155,9 +156,9 @@ class DatasetConfig(BaseModel):
     """Field of the task (id, prompt, choices, gold, difficulty, tags; other names become hidden data) -> column, or
     value in it (`reward_model.ground_truth`, also of JSON in a text). null disables a field: by default, a column with
     the name and type of a field is used for it. `choices` are listed after the prompt with letters; the number or text
-    of one as `gold` or `answer` becomes its letter. A prompt may be a conversation that ends with a user message. If
-    there is only a column `messages`, the prompt is the first user message, with the system message before it; the rest
-    is hidden."""
+    of one as `gold` or `answer` becomes its letter. A prompt may be a conversation that ends with a user message, also
+    in a column `messages`. Of other `messages`, the prompt is the first user message, with the system message before
+    it; the rest is hidden."""
     streaming: bool = False
     """Whether to read a hub dataset row by row on demand, instead of downloading it first."""
     shuffle_buffer: Annotated[int, Field(ge=0)] = 0
@@ -362,7 +363,10 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     asked = {field: column for field, column in config.columns.items() if column is not None}
     taken = {field: _value_at(column, row, location if number else config.path) for field, column in asked.items()}
     choices = _choices(taken.pop("choices"), location) if "choices" in asked else {}
-    taken = {name: _lettered(value, choices) if name in ("gold", "answer") else value for name, value in taken.items()}
+    if choices:
+        answers = {name: _lettered(taken[name], choices, location) for name in ("gold", "answer") if name in taken}
+        taken |= answers
+    _check_images(row, {*asked.values()}, location)
     mapped = {field: value for field, value in taken.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
@@ -378,7 +382,9 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
             values[name] = _field(name, _spoken(value) if name == "gold" else value, location, row)
     if "prompt" not in values and isinstance(messages := _conversation(data.get("messages")), list) and messages:
         values["history"], values["prompt"] = _opening(messages, location)
-    if values.get("prompt") is None:
+    if isinstance(prompt := values.get("prompt"), str) and not prompt.strip():
+        raise UsageError(f"{location}: the prompt is empty", fix="correct or remove the row")
+    if prompt is None:
         fix = f"map one: columns: {{prompt: COLUMN}}; {_names(row)}"
         if len(row) == 1 and (between := next((sign for sign in ";\t|" if sign in next(iter(row))), None)):
             fix = f"columns of a .csv are separated by commas, not by {between!r}"
@@ -396,7 +402,7 @@ def _choices(value: Any, place: str) -> dict[str, str | None]:
 
     Accepts a list, `{"A": ...}` or ARC's `{"text": [...], "label": [...]}`, also as JSON text.
     """
-    value = texts = _decoded(value)
+    value = texts = from_text(value)
     letters: Sequence[Any] = ascii_uppercase
     if isinstance(value, Mapping):
         is_arc = {"text", "label"} <= value.keys()
@@ -407,8 +413,22 @@ def _choices(value: Any, place: str) -> dict[str, str | None]:
     return {str(letter): None if text is None else str(text) for letter, text in zip(letters, texts, strict=False)}
 
 
-def _lettered(value: Any, choices: Mapping[str, str | None]) -> Any:
-    """The letter of a choice that is given by number, from 0, or by its text; other values are returned unchanged."""
+def _check_images(row: Mapping[str, Any], mapped: Set[str], place: str) -> None:
+    """Refuse images, which a task from a row can't show, unless their column is mapped."""
+    for name, value in row.items():
+        first = value[0] if isinstance(value, list) and value else value
+        is_image = isinstance(first, Mapping) and first.keys() == {"bytes", "path"}
+        if is_image and name not in mapped:
+            fix = f"columns: {{{name}: {name}}} plays the row without them"
+            raise UsageError(f"{place}: the column {name!r} has images, which are not shown", fix=fix)
+
+
+def _lettered(value: Any, choices: Mapping[str, str | None], place: str) -> Any:
+    """The letter of a choice that is given by its letter, by number, from 0, or by its text; a null is unchanged.
+
+    Raises:
+        UsageError: a text or number is none of these.
+    """
     letters = list(choices)
     if isinstance(value, str) and value.strip(" ().") in choices:
         return value.strip(" ().")
@@ -418,6 +438,9 @@ def _lettered(value: Any, choices: Mapping[str, str | None]) -> Any:
         return next(letter for letter, text in choices.items() if text == value)
     if isinstance(value, str) and value.isdecimal() and int(value) < len(letters):
         return letters[int(value)]
+    if isinstance(value, str | int | float):
+        fix = f"give a letter ({', '.join(letters)}), a number from 0, or a text that occurs once"
+        raise UsageError(f"{place}: the answer {shown(value)} is none of the choices", fix=fix)
     return value
 
 
@@ -427,7 +450,7 @@ def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
         return row[column]
     value: Any = row
     for name in column.split("."):
-        value = _decoded(value)
+        value = from_text(value)
         value = {str(place): each for place, each in enumerate(value)} if isinstance(value, list) else value
         if not isinstance(value, Mapping) or name not in value:
             location = f"{place}, unlike those before it," if ", row " in place else place
@@ -436,17 +459,19 @@ def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
     return value
 
 
-def _decoded(value: Any) -> Any:
-    """Parse text that is a JSON object or list, as several datasets store them; return other values unchanged."""
-    try:
-        return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else value
-    except (ValueError, RecursionError):
+def from_text(value: Any) -> Any:
+    """Parse text of an object or a list in JSON, or in Python, as pandas writes it; other values are unchanged."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            return parse(value.strip())
+    return value
 
 
 def _conversation(value: Any) -> Any:
     """Parse text that is a JSON list of messages; return other values unchanged."""
-    rows = _decoded(value)
+    rows = from_text(value)
     is_conversation = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
     return rows if is_conversation and {"role", "from"} & rows[0].keys() else value
 
@@ -459,8 +484,14 @@ def _is_nan(value: Any) -> bool:
 # ---
 # Conversations in rows: OpenAI's `role` and `content`, or ShareGPT's `from` and `value`.
 
-ROLES = {"human": "user", "gpt": "assistant", "developer": "system"}
-"""Message roles by other names: those of ShareGPT, and OpenAI's newer name of the system role."""
+ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "developer": "system"}
+"""Message roles by other names: those of ShareGPT and Google, and OpenAI's newer name of the system role."""
+ASIDE = ("annotations", "audio", "id", "metadata", "model", "refusal", "source", "weight")
+"""Fields of messages in OpenAI's and Inspect's formats that are not part of the conversation."""
+
+
+_TEXTS = ("input_text", "output_text")
+"""Types of a text in OpenAI's responses API."""
 
 
 def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
@@ -471,10 +502,14 @@ def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
 def _message(row: Any, place: str) -> Message:
     if isinstance(row, Mapping) and "from" in row:
         row = {"role": row["from"], "content": row.get("value") or ""}
-    given = {name: value for name, value in row.items() if value is not None} if isinstance(row, Mapping) else row
+    given = row
+    if isinstance(row, Mapping):
+        given = {name: value for name, value in row.items() if value is not None and name not in ASIDE}
     if isinstance(given, dict) and isinstance(role := given.get("role"), str):
         given["role"] = ROLES.get(role, role)
     try:
+        if isinstance(given, dict) and isinstance(parts := given.get("content"), list):
+            given["content"] = [{**part, "type": "text"} if part["type"] in _TEXTS else part for part in parts]
         return Message.from_openai(given) if isinstance(given, dict) else Message.model_validate(given)
     except ValidationError as error:
         raise UsageError(f"{place}: not a message: {mistakes(error)}", fix="give role and content of each") from error
@@ -484,7 +519,9 @@ def _message(row: Any, place: str) -> Message:
 
 def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]:
     """Split a conversation that the agent continues into history and prompt."""
-    if not messages or messages[-1].role != "user" or messages[-1].images:
+    if messages and messages[-1].images:
+        raise UsageError(f"{place}: the prompt has an image, which a task from a row can't show")
+    if not messages or messages[-1].role != "user":
         last = messages[-1].role if messages else "nothing"
         raise UsageError(
             f"{place}: prompt: it must end with a user message, but ends with {last}",
@@ -494,16 +531,25 @@ def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]
 
 
 def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
-    """The system message and the user's first message, or None; later messages may contain the answer."""
+    """The conversation if it ends with a user message, else its system message and the user's first message, or None.
+
+    After the first message of the user, messages of an assistant may contain the answer.
+    """
+    if _role(rows[-1]) == "user":
+        return _as_prompt(read_messages(rows, place), place)
     history: list[Message] = []
     for row in rows:
-        role = row.get("role", row.get("from")) if isinstance(row, Mapping) else None
-        role = ROLES.get(str(role), role)
-        if role == "user":
-            return history, _message(row, place).content
-        if role == "system":
+        if _role(row) == "user":
+            return _as_prompt([*history, _message(row, place)], place)
+        if _role(row) == "system":
             history.append(_message(row, place))
     return history, None
+
+
+def _role(row: Any) -> str | None:
+    """Role of a message in a row, by our name."""
+    role = row.get("role", row.get("from")) if isinstance(row, Mapping) else None
+    return ROLES.get(str(role), role)
 
 
 def _spoken(gold: Any) -> Any:
@@ -554,11 +600,13 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
     """Rows of the file or hub split that `part` names; None: all rows."""
     path = user_path(config.path)
     if path.is_dir():
-        names = sorted(file for file in path.iterdir() if file.suffix in READERS)
+        names = sorted(file for file in path.iterdir() if file.suffix in READERS and file.name not in ABOUT_A_FOLDER)
+        if any(path.rglob("*.arrow")):
+            raise UsageError(f"{path} was written by save_to_disk", fix="write it with to_parquet, one file per split")
         if not names and any(file.suffix in READERS for file in path.rglob("*")):
             return hub_rows(config, part)
-        if part is not None:
-            names = [file for file in names if part in (file.name, file.stem)]
+        if part is not None:  # the hub's file of a split is called `train-00000-of-00001.parquet`
+            names = [file for file in names if part in (file.name, file.stem) or file.stem.startswith(f"{part}-0")]
         if not names:
             raise UsageError(f"the folder {path} has no {' or '.join(READERS)} file{f' {part!r}' if part else ''}")
         return (row for file in names for row in READERS[file.suffix](file))
@@ -567,7 +615,8 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
     if path.suffix in READERS:
         return _file_rows(path)
     if path.is_file():
-        raise UsageError(f"can't read tasks from {path}", fix=f"files are {', '.join(READERS)}")
+        fix = f"files are {', '.join(READERS)}"
+        raise UsageError(f"can't read tasks from {path}", fix=f"gunzip it; {fix}" if path.suffix == ".gz" else fix)
     return hub_rows(config, part)
 
 
@@ -671,6 +720,8 @@ def _not_utf_8(place: str, error: UnicodeDecodeError) -> UsageError:
     return UsageError(f"{place}: not UTF-8: {error.reason}", fix=fix)
 
 
+ABOUT_A_FOLDER = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
+"""Files without rows that the library `datasets` writes to a folder."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".jsonl": lambda path: (row for _, row in jsonl_rows(path)),

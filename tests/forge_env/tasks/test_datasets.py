@@ -134,6 +134,23 @@ def test_splits_may_be_files_or_the_datasets_own(tmp_path: Path) -> None:
         assert [task.id for task in load_tasks(config, "eval")] == ["eval-0", "eval-1"]
 
 
+def test_files_of_a_folder_that_hold_no_rows(tmp_path: Path) -> None:
+    written(tmp_path / "train-00000-of-00001.jsonl", {"prompt": "a"})
+    written(tmp_path / "test-00000-of-00001.jsonl", {"prompt": "b"})
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    config = DatasetConfig(path=str(tmp_path), splits={"train": "train", "eval": "test"})
+    assert [load_tasks(config, split)[0].prompt for split in ("train", "eval")] == ["a", "b"]
+    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"written by save_to_disk .*to_parquet"):
+        load_tasks(config)
+
+
+def test_a_packed_file_must_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    with pytest.raises(UsageError, match="gunzip it"):
+        load_tasks(tmp_path / "a.jsonl.gz")
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_folder_in_the_hubs_layout(streaming: bool, tmp_path: Path) -> None:
     hub_layout(tmp_path / "gsm")
@@ -417,6 +434,13 @@ PARTS = [{"type": "text", "text": "2 + 2?"}]
         ({"prompt": [{"role": "developer", "content": "Answer in a box."}, CHAT[1]]}, {}, CHAT, None),
         ({"messages": json.dumps(CHAT), "a": '["3", {"b": "4"}]'}, {"gold": "a.1.b"}, CHAT, "4"),
         ({"prompt": "2 + 2?", "gold": float("nan"), "id": float("nan")}, {}, CHAT[1:], None),
+        ({"messages": [*CHAT, SAID, CHAT[1]]}, {}, [*CHAT, SAID, CHAT[1]], None),
+        ({"prompt": str(CHAT), "answer": "['3', '4']"}, {"gold": "answer.1"}, CHAT, "4"),
+        ({"a": {"input": [{"role": "user", "content": [{"type": "input_text", "text": "2 + 2?"}]}]}},
+         {"prompt": "a.input"}, CHAT[1:], None),
+        ({"prompt": [{**CHAT[1], "weight": 1, "id": "m1", "annotations": []}]}, {}, CHAT[1:], None),
+        ({"prompt": [CHAT[1], {"role": "model", "content": "4"}, CHAT[1]]}, {}, [CHAT[1], SAID, CHAT[1]], None),
+        ({"prompt": "2 + 2?", "image": {"bytes": "", "path": "a"}}, {"image": "image"}, CHAT[1:], None),
     ],
 )  # fmt: skip
 def test_rows_of_other_frameworks(
@@ -445,6 +469,17 @@ def test_rows_of_other_frameworks(
         ({"prompt": "p", "a": [{"key": "A", "value": "x"}]}, {"choices": "a"}, "row 0: choices: not a list of texts"),
         ({"prompt": "p", "a": [["x"]]}, {"gold": "a.1.0"}, "has no column 'a.1.0'"),
         ({"prompt": float("nan")}, {}, "row 0: the prompt is null"),
+        ({"prompt": " \n"}, {}, "row 0: the prompt is empty"),
+        ({"messages": [{"role": "user", "content": None}]}, {}, "row 0: the prompt is empty"),
+        ({"prompt": "<image>?", "images": [{"bytes": "", "path": None}]}, {}, "'images' has images, .*images: images"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]},
+            {},
+            "row 0: the prompt has an image",
+        ),
+        ({"prompt": "?", "c": ["x", "y"], "a": "z"}, {"choices": "c", "gold": "a"}, "'z' is none of the choices"),
+        ({"prompt": "?", "c": ["x", "y"], "a": -1}, {"choices": "c", "answer": "a"}, "-1 is none of the choices"),
+        ({"prompt": "?", "c": ["x", "x"], "a": "x"}, {"choices": "c", "answer": "a"}, "'x' is none of the choices"),
     ],
 )
 def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: dict[str, str], said: str) -> None:
@@ -460,15 +495,12 @@ def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: di
         (1.0, "B"),
         ("(B)", "B"),
         ("B.", "B"),
-        (0.5, 0.5),
         ("1", "B"),
         ("4", "C"),
         ("C", "C"),
         ("D", "D"),
-        (7, 7),
-        ("7", "7"),
-        (True, True),
         (None, None),
+        (["A", "B"], ["A", "B"]),
     ],
 )
 def test_the_answer_among_choices_becomes_a_letter(tmp_path: Path, answer: object, letter: object) -> None:
