@@ -72,26 +72,13 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
 # (arguments that are not JSON, an unknown tool) stay in the message, for the environment to answer. Lone surrogates,
 # which JSON allows and UTF-8 does not, are replaced in texts.
 
-FAILED = (
-    *("error", "abort", "aborted", "cancelled", "canceled", "timeout", "preempted"),
-    *("network_error", "insufficient_system_resource"),
+FAILED = re.compile(r"error|fail|abort|cancel|preempt|timeout|overload|interrupt|rate_limit|system_resource")
+FILTERED = re.compile(
+    r"filter|safety|recitation|prohibited|block|refus|sensitive|toxic|spii|guardrail|moderation|flagged|policy"
 )
-CUT = (
-    *("length", "max_length", "model_length", "token_limit", "incomplete"),
-    *("model_context_window_exceeded", "context_length_exceeded"),
-    *("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
-)
-"""Finish reasons of truncated replies, as used by OpenAI, Mistral, Anthropic, Google, Cohere and TGI."""
-FILTERED = (
-    "content_filter",
-    "content_filtered",
-    "safety",
-    "recitation",
-    "prohibited_content",
-    "blocklist",
-    "refusal",
-    "sensitive",
-)
+CUT = re.compile(r"length|limit|truncat|incomplete|not_finished|context|(?:^|_)max(?:imum)?_|out_of_tokens")
+"""Words in the finish reasons of failed, withheld and truncated replies at OpenAI, Mistral, Anthropic, Google, Amazon,
+xAI, Cohere, TGI and others."""
 
 
 def _words(finish: str) -> str:
@@ -114,8 +101,9 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
         raise MalformedAnswerError(f"the answer has no choices: {beginning(data, 200)}")
     choice = _mapping(choices[0], "choice 0")
     finish = choice.get("finish_reason")
-    word = _words(finish) if isinstance(finish, str) else None
-    if choice.get("error") or word in FAILED:
+    word = _words(finish) if isinstance(finish, str) else ""
+    is_filtered = FILTERED.search(word) is not None
+    if choice.get("error") or (FAILED.search(word) and not is_filtered):
         raise EndpointFailureError(f"the endpoint reports: {beginning(choice.get('error') or finish, 500)}")
     raw = _mapping(choice.get("message"), "the message")
     message = Message(
@@ -126,7 +114,7 @@ def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
     )
     if not raw or (finish is None and message == Message(role="assistant")):
         raise MalformedAnswerError(f"the answer has neither content nor a finish reason: {beginning(data, 200)}")
-    stop_reason = "length" if word in CUT else "content_filter" if word in FILTERED else "stop"
+    stop_reason = "content_filter" if is_filtered else "length" if CUT.search(word) else "stop"
     if stop_reason == "content_filter" and not message.content and not message.tool_calls:
         raise ContentFilterError("the endpoint's content filter withheld the whole answer")
     reply = Reply(message=message, stop_reason=stop_reason)

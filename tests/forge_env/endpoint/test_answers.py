@@ -71,6 +71,20 @@ def test_answers_of_several_makers(answer: dict[str, Any] | bytes, expected: tup
 
 
 @pytest.mark.parametrize(
+    ("words", "stop_reason"),
+    [
+        ("length MAX_TOKENS model_length REASON_MAX_LEN FINISH_REASON_MAX_TOKENS token_limit context_limit", "length"),
+        ("truncated not_finished max-output-tokens model_context_window_exceeded time_limit maximum_tokens", "length"),
+        ("content_filter SPII IMAGE_SAFETY guardrail_intervened ERROR_TOXIC policy_violation", "content_filter"),
+        ("eos end_turn COMPLETE tool_use function_call normal stop_sequence FINISH_REASON_STOP <|im_end|>", "stop"),
+    ],
+)
+def test_finish_reasons_of_several_makers(words: str, stop_reason: str) -> None:
+    reasons = {word: read_answer(whole(word, content="a"))[0].stop_reason for word in words.split()}
+    assert reasons == dict.fromkeys(reasons, stop_reason)
+
+
+@pytest.mark.parametrize(
     "usage",
     [
         {"prompt_tokens": 7.0, "completion_tokens": 3.0},
@@ -88,9 +102,13 @@ def test_usage_of_several_makers(usage: dict[str, Any]) -> None:
     [
         {"object": "error", "message": "boom", "code": 500},
         whole("cancelled", content="bo"),
+        whole("FINISH_REASON_ERROR"),
+        whole("engine_failed"),
         stream(delta(content="a"), {"message": "boom", "code": 500}),
     ],
 )
 def test_reports_of_failures(answer: dict[str, Any] | bytes) -> None:
-    with pytest.raises(EndpointFailureError, match=r"the endpoint reports: (boom|cancelled)"):
+    with pytest.raises(
+        EndpointFailureError, match=r"the endpoint reports: (boom|cancelled|FINISH_REASON_ERROR|engine_failed)"
+    ):
         read_answer(assemble(answer) if isinstance(answer, bytes) else answer)
