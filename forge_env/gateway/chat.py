@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from forge_env.gateway.request import (
     MOST_MESSAGES,
@@ -22,6 +22,7 @@ from forge_env.gateway.request import (
     read,
     said,
     tool_of,
+    without_repeats,
 )
 from forge_env.http.limits import RefusedRequestError
 from forge_env.tools.turns import call_of
@@ -47,9 +48,12 @@ class _Message(Wire):
     tool_calls: list[_Call] | None = Field(None, max_length=MOST_MESSAGES, fail_fast=True)
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    function_call: Any = None
 
     def message(self) -> Message:
+        if self.function_call:
+            raise RefusedRequestError("`function_call` is deprecated: send `tool_calls`")
         calls = [call_of(call.function.name, call.function.arguments, call.id) for call in self.tool_calls or ()]
         more = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
         return said(
@@ -67,7 +71,7 @@ class _Declaration(Wire):
 
 
 class _Tool(Wire):
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: _Declaration
 
 
@@ -100,7 +104,7 @@ def read_chat(data: object) -> ModelRequest:
     offered = [] if body.tool_choice == "none" else body.tools or []
     return ModelRequest(
         messages=[message.message() for message in body.messages],
-        tools=[tool_of(**dict(tool.function)) for tool in offered],
+        tools=without_repeats(tool_of(**dict(tool.function)) for tool in offered),
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
         max_tokens=body.max_completion_tokens or body.max_tokens,
         count=body.n or 1,

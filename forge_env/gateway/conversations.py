@@ -6,9 +6,9 @@ Otherwise a new conversation starts; the reason is recorded. If its messages beg
 up to one of the model's answers, and all later ones are the program's, it branches off after that answer, and the exact
 tokens up to there continue too.
 
-Messages are compared by their words. Many programs strip texts, drop blank ones, leave out thoughts, write the JSON of
-a call anew or list the tools in another order. The conversation then continues as the model saw it, and the change is
-counted.
+Messages are compared by their words. Many programs strip texts, drop blank ones, leave out thoughts or put them before
+the text, write the JSON of a call anew or list the tools in another order. The conversation then continues as the model
+saw it, and the change is counted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from itertools import islice
 from typing import Any
 
 from forge_env.gateway.request import arguments_object
+from forge_env.tools.turns import split_thoughts
 from forge_env.types import Branch, Message, ToolSpec
 
+MAX_EXACT = 2**53
+"""Integers up to this size are exact in every JSON library."""
 NEW = "new"
 """Reason for a conversation whose first request has nothing in common with earlier ones."""
 
@@ -134,7 +137,7 @@ class Conversations:
     def _message_number(self, message: Message) -> int:
         exact = _key(message, message.content)
         if (number := self._numbers.get(exact)) is None:
-            number = self._numbers[exact] = self._number(_key(message, _without_blanks(message.content)))
+            number = self._numbers[exact] = self._number(_key(message, _words(message)))
         return number
 
     def _count_rewrites(self, known: Conversation, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> None:
@@ -208,9 +211,13 @@ def _key(message: Message, content: str) -> Hashable:
     return message.role, content, message.tool_call_id, calls, message.images
 
 
-def _without_blanks(text: str) -> str:
-    """A text without blank lines and without white space at its ends."""
-    return "\n".join(line for line in text.split("\n") if line and not line.isspace()).strip()
+def _words(message: Message) -> str:
+    """A message's text without blank lines, white space at the ends of lines, and thoughts, which some programs put
+    before the text."""
+    text = message.content
+    if message.role == "assistant":
+        _, text = split_thoughts(text, only_leading=True)
+    return "\n".join(line.rstrip() for line in text.split("\n") if line and not line.isspace()).strip()
 
 
 def _rewrites(ours: Message, theirs: Message) -> Iterator[str]:
@@ -236,6 +243,8 @@ def _whole(value: Any) -> Any:
         return {key: _whole(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_whole(item) for item in value]
+    if isinstance(value, int) and abs(value) > MAX_EXACT:
+        value = float(value)  # as JavaScript reads it
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

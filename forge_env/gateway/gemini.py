@@ -27,6 +27,7 @@ from forge_env.gateway.request import (
     said,
     shallow,
     tool_of,
+    without_repeats,
 )
 from forge_env.http.limits import RefusedRequestError
 from forge_env.tools.turns import call_of
@@ -156,10 +157,11 @@ def read_gemini(data: object, model: str = "", *, stream: bool = False) -> Model
     functions = [each for tool in body.tools or [] for each in tool.function_declarations]
     if len(functions) > MOST_TOOLS:
         raise RefusedRequestError(f"the request has more than {MOST_TOOLS:,} functions")
+    mode = body.tool_config.function_calling_config.mode.upper()
     system = [said("system", _plain(body.system_instruction.parts))] if body.system_instruction else []
     return ModelRequest(
         messages=[*system, *_messages(body.contents)],
-        tools=[] if body.tool_config.function_calling_config.mode == "NONE" else [_tool(each) for each in functions],
+        tools=[] if mode == "NONE" else without_repeats(map(_tool, functions)),
         stop=body.generation_config.stop_sequences,
         max_tokens=body.generation_config.max_output_tokens,
         count=body.generation_config.candidate_count or 1,

@@ -25,6 +25,7 @@ from forge_env.gateway.request import (
     read,
     said,
     tool_of,
+    without_repeats,
 )
 from forge_env.http.limits import RefusedRequestError
 from forge_env.tools.turns import call_of
@@ -33,6 +34,8 @@ from forge_env.types import Message, ToolSpec
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 AT_ANTHROPIC = ("web_search", "web_fetch", "code_execution", "tool_search_tool", "mcp_toolset", "advisor")
 """Types of tools that run on Anthropic's servers, without their dates."""
+_NO_CONTENT = ("tool_result", "tool_use", "thinking", "redacted_thinking")
+"""Types of blocks that are not part of a message's content; redacted thoughts are unreadable."""
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 
 
@@ -55,7 +58,7 @@ class _Message(Wire):
             yield said("tool", block.content, tool_call_id=block.tool_use_id)
         calls = [block for block in blocks if block.type == "tool_use"]
         thoughts = "".join(block.thinking for block in blocks if block.type == "thinking")
-        rest = [block for block in blocks if block.type not in ("tool_result", "tool_use", "thinking")]
+        rest = [block for block in blocks if block.type not in _NO_CONTENT]
         if not blocks or any(block.type != "tool_result" for block in blocks):  # a turn may have thoughts alone
             yield said(
                 self.role,
@@ -101,7 +104,7 @@ def read_messages(data: object) -> ModelRequest:
             *([system] if system.content else []),
             *(each for message in body.messages for each in message.messages()),
         ],
-        tools=[_tool(tool) for tool in offered],
+        tools=without_repeats(map(_tool, offered)),
         stop=body.stop_sequences or [],
         max_tokens=body.max_tokens,
         model=body.model,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forge_env.http.limits import RefusedRequestError
 from forge_env.policy import estimated_tokens, words_of
@@ -179,6 +179,15 @@ def tool_of(name: str, description: str | None, parameters: dict[str, Any] | Non
     )
 
 
+def without_repeats(tools: Iterable[ToolSpec]) -> list[ToolSpec]:
+    """The tools, each once. `RefusedRequestError`: two different ones have the same name."""
+    known: dict[str, ToolSpec] = {}
+    for tool in tools:
+        if known.setdefault(tool.name, tool) != tool:
+            raise RefusedRequestError(f"two tools of the request are named {tool.name[:64]!r}: rename one of them")
+    return list(known.values())
+
+
 def known_type(kind: str, known: Iterable[str]) -> str:
     """The longest of these known types with which a tool's type begins, or `other`; it names a metric."""
     return max((each for each in known if kind.startswith(each)), key=len, default="other")
@@ -213,9 +222,10 @@ class Part(Wire):
     """Part of a message's content."""
 
     type: str = "text"
-    text: str | None = None
+    text: str | None = Field(None, validation_alias=AliasChoices("text", "refusal"))
     image_url: str | _URL | None = None
     source: ImageSource | None = None
+    model_config = ConfigDict(populate_by_name=True)
 
     @property
     def image(self) -> str | None:

@@ -49,7 +49,10 @@ class Offer:
     def __init__(self, declared: Sequence[Declaration]) -> None:
         placed = [*_placed(declared)]
         self.left_out = [known_type(tool.type, AT_OPENAI) for _, tool in placed if _runs_at_openai(tool)]
-        known = {_key(namespace, tool): tool for namespace, tool in placed if not _runs_at_openai(tool)}
+        known: dict[ToolName, Declaration] = {}
+        for namespace, tool in placed:
+            if not _runs_at_openai(tool) and known.setdefault(_key(namespace, tool), tool) != tool:
+                raise RefusedRequestError(f"two tools of the request are named {tool.name[:64]!r}: rename one of them")
         if len(known) > MOST_TOOLS:
             raise RefusedRequestError(f"the request has more than {MOST_TOOLS:,} tools with those of its namespaces")
         for custom in (each for each in known if each.custom):

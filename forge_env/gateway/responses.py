@@ -30,6 +30,8 @@ from forge_env.http.limits import RefusedRequestError
 from forge_env.tools.turns import call_of
 from forge_env.types import Message
 
+_TOOLS = "additional_tools"
+"""Type of an item that adds tools."""
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -55,7 +57,8 @@ class _Item(Wire):
         if self.type in ("function_call_output", "custom_tool_call_output"):
             return said("tool", self.output, tool_call_id=self.call_id)
         if self.type == "reasoning":
-            thoughts = "".join(part.text or "" for part in self.summary)
+            parts = self.content if isinstance(self.content, list) else []  # vLLM's, instead of a summary
+            thoughts = "".join(part.text or "" for part in self.summary or parts)
             return Message(role="assistant", reasoning_content=thoughts or None)
         if self.type != "message":
             raise RefusedRequestError(f"the input has an item of the type {self.type!r}, which this model can't read")
@@ -112,11 +115,13 @@ def read_responses(data: object, earlier: Mapping[str, Earlier]) -> ModelRequest
     if len(before.messages) + len(items) > MOST_MESSAGES:
         raise RefusedRequestError(f"the conversation has more than {MOST_MESSAGES:,} items with its earlier responses")
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
-    added = [*before.tools, *(tool for item in items if item.type == "additional_tools" for tool in item.tools)]
+    added = [*before.tools, *(tool for item in items if item.type == _TOOLS for tool in item.tools)]
     offer = Offer([*(body.tools or []), *added])
-    messages = (item.message(offer) for item in items if item.type != "additional_tools")
+    messages = [*system, *before.messages, *merged(item.message(offer) for item in items if item.type != _TOOLS)]
+    if not messages:
+        raise RefusedRequestError("input: it has no message")
     return ModelRequest(
-        messages=[*system, *before.messages, *merged(messages)],
+        messages=messages,
         tools=[] if body.tool_choice == "none" else offer.tools,
         names=offer.names,
         added=added,

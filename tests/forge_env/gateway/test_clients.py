@@ -387,6 +387,22 @@ USE = {"type": "tool_use", "id": "1"}
         ("chat/completions", {"messages": [{"role": "wizard", "content": "?"}]}, "messages.0.role: "),
         ("chat/completions", {"messages": USER, "n": 1000}, "n: "),
         ("chat/completions", {"messages": USER, "functions": [{}]}, "send `tools`"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+            "send `tool_calls`",
+        ),
+        (
+            "chat/completions",
+            {"messages": USER, "tools": [{"function": {"name": "f"}}, {"function": {"name": "f", "description": "F"}}]},
+            "two tools of the request are named 'f'",
+        ),
+        (
+            "responses",
+            {"input": "?", "tools": [{"type": "function", "name": "f", "description": text} for text in "ab"]},
+            "two tools of the request are named 'f'",
+        ),
+        ("responses", {"input": []}, "input: it has no message"),
         ("chat/completions", [1], "the request: "),
         ("chat/completions", b"{", "the body is not JSON"),
         ("chat/completions", b"\xff" * 100, "the body is not JSON"),
@@ -407,6 +423,32 @@ async def test_what_cannot_be_answered_is_refused(gateway: Gateway, path: str, b
     found = await send(gateway, path, body)
     assert found.status_code == 400
     assert why in found.json()["error"]["message"]
+
+
+THOUGHT = {"role": "assistant", "content": "a", "reasoning": "hm"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "chat/completions",
+            {"messages": [*USER, THOUGHT]},
+            Message(role="assistant", content="a", reasoning_content="hm"),
+        ),
+        ("chat/completions", said({"type": "refusal", "refusal": "no"}), Message(role="assistant", content="no")),
+        ("messages", said({"type": "redacted_thinking", "data": "x"}), Message(role="assistant")),
+        (
+            "responses",
+            {"input": [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}]},
+            Message(role="assistant", reasoning_content="hm"),
+        ),
+    ],
+)
+async def test_turns_as_other_servers_write_them(gateway: Gateway, path: str, body: Any, message: Message) -> None:
+    model = Model("a")
+    assert (await send(gateway, path, body, model)).status_code == 200
+    assert model.asked[0].messages[-1] == message
 
 
 WEATHER_TOOL: Any = {"name": "weather", "description": "Now.", "parameters": WEATHER}

@@ -130,6 +130,7 @@ REWRITES: dict[str, list[Callable[[Turn], Turn]]] = {
     "drop_blank_text: Claude Code, Kimi, OpenCode, Pi, Prime": [each_text(drop_blank)],
     "strip_text: Hermes": [each_text(lambda text: text.strip() or None), pad_thoughts],
     "thoughts left out": [leave_out_thoughts],
+    "ends of lines": [each_text(lambda text: "\r\n".join(line.rstrip() for line in text.split("\n")))],
     "all": [leave_out_thoughts, pad_thoughts, each_text(lambda text: text.strip() or None)],
 }
 
