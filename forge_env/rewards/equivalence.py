@@ -139,6 +139,7 @@ def _comparison() -> Callable[[str, str, float], bool]:
     def compare(target: str, given: str, tolerance: float) -> bool:
         target, given = _standard(target), _standard(given)
         target, given = _interval(target, given), _interval(given, target)
+        target, given = _tuple(target, given), _tuple(given, target)
         if brackets(target) != brackets(given) and not (_INEQUALITY.search(target) or _INEQUALITY.search(given)):
             return False
         wanted = read(target)
@@ -238,9 +239,14 @@ def _approximates(value: Any, text: str) -> bool:
 def _standard(text: str) -> str:
     """Rewrite notations that the parser doesn't know.
 
-    `\\{x \\mid x > 2\\}` becomes `x > 2`, `]0; 1]` becomes `(0, 1]`, and `(x, y) = (1, 2)` becomes `(1, 2)`.
+    `\\{x \\mid x > 2\\}` becomes `x > 2`, `]0; 1]` becomes `(0, 1]`, `(x, y) = (1, 2)` becomes `(1, 2)`, and
+    `1 \\pm 2` becomes `1+2, 1-2`.
     """
     text = _NAMED_TUPLE.sub("", _BUILDER.sub(r"\g<condition>", text).replace(";", ","))
+    text = _UNION.sub(r"\1\\cup ", _INFINITY.sub(r"\\infty ", text))
+    if _PLUS_MINUS.search(text) and not _LEADING_PLUS_MINUS.match(text) and "," not in text:
+        signs = {r"\pm": ("+", "-"), r"\mp": ("-", "+")}
+        text = ", ".join(_PLUS_MINUS.sub(lambda sign, n=n: signs[sign[0]][n], text) for n in (0, 1))
     return _TURNED.sub(lambda match: f"{_LEFT[match[1]]}{match[2]}{_RIGHT[match[3]]}", text)
 
 
@@ -264,6 +270,15 @@ def _interval(text: str, other: str) -> str:
         below = match["sign"] in ("<", "\u2264") or match["sign"].startswith("\\l")
         rays.append(rf"(-\infty,{end}{']' if closed else ')'}" if below else rf"{'[' if closed else '('}{end},\infty)")
     return r"\cup ".join(rays)
+
+
+def _tuple(text: str, other: str) -> str:
+    """Convert `x = 1, y = 2` to `(1, 2)` if `other` is a tuple; other texts are returned unchanged."""
+    pairs = [_MEMBER_VALUE.fullmatch(part) for part in _ALSO.split(text)]
+    values = {pair["name"]: pair["value"].strip() for pair in pairs if pair}
+    if brackets(other) != "()" or len(values) < len(pairs) or len(values) < 2 or list(values) != sorted(values):
+        return text
+    return f"({', '.join(values.values())})"
 
 
 def _repeats(expression: Any) -> Counter[str]:
@@ -293,6 +308,11 @@ _ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
 _NAMED_TUPLE = re.compile(r"^\s*\([A-Za-z](?:_\d)?(?:\s*,\s*[A-Za-z](?:_\d)?)+\)\s*=\s*(?=\()")
+_PLUS_MINUS = re.compile(r"\\[pm][pm](?![a-z])")
+_LEADING_PLUS_MINUS = re.compile(r"\s*(?:[A-Za-z]\s*=\s*)?\\pm")
+"""math-verify reads these itself."""
+_INFINITY = re.compile(r"(?<![A-Za-z\\])oo(?![A-Za-z])")
+_UNION = re.compile(r"([\])]\s*)U(?=\s*[(\[])")
 _BUILDER = re.compile(
     r"^\s*\\?\{\s*[A-Za-z]\s*(?:\\in\s*\\(?:mathbb\s*\{\s*R\s*\}|R)\s*)?(?:\\mid(?![a-z])|[|:])(?P<condition>.*?)\\?\}\s*$"
 )
@@ -308,6 +328,8 @@ _DECIMAL = re.compile(
     r"(?P<number>-?(?:\d[\d,]*\.?\d*|\.\d+))(?:\s*(?:\\times|\\cdot)\s*10\s*\^\s*(?P<ten>\{\s*-?\d{1,3}\s*\}|\d))?"
     r"\s*(?P<percent>%)?"
 )
+_MEMBER_VALUE = re.compile(r"\s*(?P<name>[A-Za-z](?:_\d)?)\s*=(?P<value>[^=,]+)")
+_ALSO = re.compile(r"\s*,?\s*(?:\\text\s*\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z]))\s*|,")
 _REALS = re.compile(r"\s*(?:[A-Za-z]\s*\\in\s*)?\\(?:mathbb\s*(?:\{\s*R\s*\}|R)|R)\s*")
 _ALTERNATIVE = re.compile(r"\s*,?\s*(?:\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))\s*")
 _RAY = re.compile(r"\s*(?P<name>[A-Za-z])\s*(?P<sign><|>|\u2264|\u2265|\\[lg](?:eq?|t)(?![a-z]))(?P<end>[^<>=,]+)")

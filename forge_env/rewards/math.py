@@ -37,6 +37,7 @@ _CHOICE = re.compile(r"\(?([A-J])\)?[.:)]?")
 _CHOSEN = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s*(?=\S)")
 _LITERAL = re.compile(r"-?\w+_\(?\{?\d+\}?\)?|\d+(?::\d+)+(?: ?[apAP]\.?[mM])?")
 """Numbers in another base, ratios and times: compared as text."""
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "sixteen": 16}
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}[\s,.]+[A-Za-z]{2,}")
 _SIGNS = re.compile(r"[0-9A-Za-z]")
@@ -234,7 +235,7 @@ def _same(target: str, given: str, tolerance: float) -> bool | None:
     if one == two and not wanted and not offered:
         return bool(one)
     if _LITERAL.fullmatch(one) or _LITERAL.fullmatch(two):
-        return ":" in one and _as_time(one) == _as_time(two)
+        return _as_literal(one) == _as_literal(two)
     if len(one) == len(two) == 1:
         return False  # different variables, or different case: E is not e
     if choice := _CHOICE.fullmatch(one):
@@ -248,8 +249,13 @@ def _same(target: str, given: str, tolerance: float) -> bool | None:
     return False if wanted and _SEVERAL.search(two) else None
 
 
-def _as_time(text: str) -> str:
-    """Normalize a time: "2:30 p.m." and "2:30 PM" become "2:30pm"."""
+def _as_literal(text: str) -> str:
+    """Normalize a time, a ratio or a number in another base.
+
+    "2:30 p.m." becomes "2:30pm", "3 to 2" becomes "3:2", and `(101)_{\\text{two}}` becomes `101_2`.
+    """
+    text = re.sub(r"(?<=\d) to (?=\d)", ":", re.sub(r"\((\w+)\)(?=_)", r"\1", text))
+    text = re.sub(r"_\{?\s*([a-z]+)\s*\}?", lambda base: f"_{_BASES.get(base[1], base[1])}", text)
     return re.sub(r"[ .]", "", text).casefold()
 
 

@@ -26,6 +26,7 @@ _SYMBOLS = str.maketrans(
         "\u03b8": r"\theta ",
         "\u221e": r"\infty ",
         "\u221a": r"\sqrt ",
+        "\u221b": r"\sqrt[3]",
         "\u2264": r"\le ",
         "\u2265": r"\ge ",
         "\u2260": r"\ne ",
@@ -37,6 +38,14 @@ _SYMBOLS = str.maketrans(
     }
 )
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
+
+
+def _quotient_of_units(match: re.Match[str]) -> str:
+    """`\\text{~m} / \\text{s}` becomes `\\text{m/s}`."""
+    above, below = (part.strip(" ~") for part in match.groups())
+    return rf"\text{{{above}/{below}}}"
+
+
 _OPEN = r"(?:\\(?:text|mathrm)\s*\{\s*)?"
 _REWRITES = [
     (re.compile(pattern), replacement)
@@ -56,6 +65,7 @@ _REWRITES = [
         (rf"\^\\circ\s*{_OPEN}C(?![A-Za-z])\s*\}}?", r"\\text{celsius}"),
         (rf"\^\\circ\s*{_OPEN}F(?![A-Za-z])\s*\}}?", r"\\text{fahrenheit}"),
         (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{", r"\\text{"),
+        (r"\\text\s*\{([^{}]*)\}\s*/\s*\\text\s*\{([^{}]*)\}", _quotient_of_units),
         (r"\\%", "%"),
         (r"\\pmod\s*(\d+|[A-Za-z])", r"\\pmod{\1}"),
         (r"(^|[=(\[{,])\s*[\u2010-\u2013]\s*(?=[\d.\\A-Za-z])", r"\1-"),  # a dash between two numbers is a range
