@@ -38,6 +38,8 @@ _BENCH_AGENT_S, _BENCH_TESTS_S = 360.0, 60.0
 _SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MEBIBYTES = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 _WITH_DEFAULT = re.compile(r"\$\{\w+:-([^{}]*)\}")
+_DOCKERFILE = "Dockerfile"
+_PLAIN_BUILD = {"context", "dockerfile"}
 _PLAIN_SERVICE = {"build", "command", "container_name", "environment", "image", "volumes", "working_dir"}
 
 
@@ -131,6 +133,7 @@ class _Machine(_Settings):
 
 class _Agent(BaseModel):
     timeout_sec: Seconds | None = None
+    user: str | int | None = None
 
 
 class _Collected(BaseModel):
@@ -173,7 +176,7 @@ class _TerminalBench(BaseModel):
     instruction: str
     max_agent_timeout_sec: Seconds = _BENCH_AGENT_S
     max_test_timeout_sec: Seconds = _BENCH_TESTS_S
-    tags: list[Text] = []
+    tags: list[Text] | None = None
 
 
 @lru_cache(maxsize=16)
@@ -244,6 +247,7 @@ def _refuse_features(path: Path, settings: _Harbor) -> None:
         "another operating system": any(machine.os.lower() != "linux" for machine in machines),
         "GPUs": any(machine.gpus for machine in machines),
         "TPUs": any(machine.tpu for machine in machines),
+        "a user other than root": {str(role.user or 0) for role in (settings.agent, settings.verifier)} - {"0", "root"},
         "MCP servers": settings.environment.mcp_servers,
         "a health check": any(machine.healthcheck for machine in machines),
         "additional services": services - {"main"} or any(file.is_file() for file in composed),
@@ -285,23 +289,27 @@ def _separate(path: Path, settings: _Harbor, image: str, workdir: str) -> Separa
 
 def _terminal_bench(path: Path) -> HarborTask:
     settings = _TerminalBench.model_validate(read_yaml(_text(path / _TERMINAL_BENCH))[0])
-    context, workdir = path, None
+    context, workdir, prebuilt = path, None, None
     variables: dict[str, str] = {}
     if (path / _COMPOSE).is_file():
-        compose = yaml.load(_text(path / _COMPOSE), yaml.BaseLoader)
-        services = compose.get("services", {})
-        service: dict[str, Any] = next(iter(services.values()), {})
+        compose = yaml.load(_text(path / _COMPOSE), yaml.BaseLoader) or {}
+        services = compose.get("services") or {}
+        service: dict[str, Any] = next(iter(services.values()), None) or {}
         unsupported = sorted(set(service) - _PLAIN_SERVICE)
         mounted = [str(volume) for volume in service.get("volumes", ()) if "${T_BENCH_" not in str(volume)]
         _refuse({"additional services": len(services) > 1, ", ".join(unsupported): unsupported, "volumes": mounted})
-        build = service.get("build", ".")
-        context = path / (build if isinstance(build, str) else build.get("context", "."))
+        build = service.get("build") or {}
+        build = {"context": build} if isinstance(build, str) else build
+        _refuse({f"the build option {name}": name not in _PLAIN_BUILD for name in build})
+        _refuse({f"the Dockerfile {(name := build.get('dockerfile', _DOCKERFILE))}": name != _DOCKERFILE})
+        context = path / build.get("context", ".")
         workdir = service.get("working_dir")
-        given = service.get("environment", {})
+        prebuilt = service.get("image") if not build else None
+        given = service.get("environment") or {}
         if isinstance(given, list):  # NAME=VALUE, or the NAME of a variable of this machine
             given = dict(item.split("=", 1) for item in given if "=" in item)
         variables = {name: value for name, value in given.items() if "${" not in value}
-    image, of_image = _image(context, None)
+    image, of_image = _image(context, prebuilt)
     test, solution = path / "run-tests.sh", path / "solution.sh"
     _require(test)
     _check_scripts(test, solution)
@@ -319,7 +327,7 @@ def _terminal_bench(path: Path) -> HarborTask:
         variables=variables,
         test_variables={"TEST_DIR": TESTS},
         hosts=None,
-        tags=tuple(settings.tags),
+        tags=tuple(settings.tags or ()),
     )
 
 

@@ -369,6 +369,7 @@ def test_settings_as_others_write_them(tmp_path: Path, settings: str, read: dict
         ("environment = 1", b"", "it can't be read: environment: should be a mapping"),
         ("[environment]\ngpus = 1", b"", "it needs GPUs"),
         ("[environment]\nnetwork_mode = 'none'", b"", "it can't be read: environment.network_mode: should be"),
+        ("[agent]\nuser = 'nobody'", b"", "it needs a user other than root"),
         ("[environment]\nworkdir = 'app'", b"", "its folder app is not absolute"),
     ],
 )
@@ -471,6 +472,27 @@ def test_what_an_archive_keeps_of_artifacts() -> None:
     everything = names(Artifact("/data/x"))
     assert "data/x/inside" in everything
     assert not {"data/x/outside", "data/x/absolute", "data/x/1/climbs"} & {*everything}
+
+
+@pytest.mark.parametrize(
+    ("client", "why"),
+    [
+        ("{build: {context: ., dockerfile: Dockerfile.dev}}", "it needs the Dockerfile Dockerfile.dev"),
+        ("{build: {context: ., args: {A: 1}}}", "it needs the build option args"),
+        ("{build: ., ports: ['80:80']}", "it needs ports"),
+        ("{image: python, working_dir: /w}", ("python", "/w")),
+        ("{build: {dockerfile: Dockerfile}, environment: , volumes: }", ("", "/app")),
+        ("", ("", "/app")),
+    ],
+)
+def test_services_of_a_compose_file(tmp_path: Path, client: str, why: str | tuple[str, str]) -> None:
+    (tmp_path / "task.yaml").write_text("instruction: Do it.\ntags:\n")
+    (tmp_path / "run-tests.sh").write_text("true\n")
+    (tmp_path / "docker-compose.yaml").write_text(f"services:\n  client: {client}\n")
+    if "image" not in client:
+        (tmp_path / "Dockerfile").write_text("FROM x\nWORKDIR /app\n")
+    tasks, refused = read_folder(str(tmp_path))
+    assert [why] == [*refused.values(), *((task.image.replace(str(tmp_path), ""), task.workdir) for task in tasks)]
 
 
 def test_variables_of_a_compose_file_are_what_stands_there(tmp_path: Path) -> None:
