@@ -23,7 +23,7 @@ from environments.coding_rlvr.asserts import Suite, method_setup, suite_of
 from environments.coding_rlvr.checks import Check, Setup
 from forge_env.concurrency import parse_python
 from forge_env.errors import UsageError
-from forge_env.tasks.datasets import DatasetConfig, MissingColumn, StreamedTasks, load_tasks
+from forge_env.tasks.datasets import DatasetConfig, MissingColumn, StreamedTasks, from_text, load_tasks
 from forge_env.types import Task
 
 log = logging.getLogger(__name__)
@@ -130,9 +130,10 @@ def _mbpp(row: Task) -> _Made | None:
     """MBPP row: `text` (or `prompt`), `test_list` of asserts, `code`, `test_imports`, `test_setup_code`."""
     data = row.data
     code = data.get("code") or row.gold
+    tests, more, imports = (_sources(data.get(name)) for name in ("test_list", "challenge_test_list", "test_imports"))
     suite = suite_of(
-        [*data["test_list"], *(data.get("challenge_test_list") or [])],
-        imports="\n".join(data.get("test_imports") or []),
+        [*tests, *more],
+        imports="\n".join(imports),
         setup=data.get("test_setup_code") or "",
         reference=code or "",
     )
@@ -140,6 +141,12 @@ def _mbpp(row: Task) -> _Made | None:
         return None
     public, hidden = suite.checks[:PUBLIC], suite.checks[PUBLIC:]
     return _Made(f"{row.prompt.strip()}\n{_shown(public)}", public, hidden, suite.setup, code)
+
+
+def _sources(value: Any) -> list[str]:
+    """Sources in a list, the text of a list, or one text of Python."""
+    value = from_text(value) or []
+    return [value] if isinstance(value, str) else list(value)
 
 
 def _shown(checks: Sequence[Check]) -> str:

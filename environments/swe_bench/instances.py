@@ -6,30 +6,30 @@ A line of the JSONL file is one instance, with SWE-bench's field names: `instanc
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
-from forge_env.tasks.datasets import jsonl_rows
+from forge_env.tasks.datasets import READERS, check_unique, from_text, jsonl_rows
 
 _SOURCE = re.compile(r"^--- (?:a/)?([^\t\r\n]+)", re.MULTILINE)
 _TARGET = re.compile(r"^\+\+\+ (?:b/)?([^\t\r\n]+)", re.MULTILINE)
 
 
 def _names(value: Any) -> Any:
-    """Parse lists of tests, which are JSON strings in SWE-bench's files."""
-    return json.loads(value) if isinstance(value, str) else value
+    """Parse lists of tests, which are texts of JSON in SWE-bench's files, and of Python in others; null is empty."""
+    return from_text(value) or []
 
 
 def parts_of(test_id: str) -> list[str]:
@@ -37,6 +37,7 @@ def parts_of(test_id: str) -> list[str]:
     return test_id.partition("[")[0].split("::")
 
 
+UNIQUE = "remove all but one of them"
 Names = Annotated[list[str], BeforeValidator(_names)]
 
 
@@ -48,15 +49,15 @@ class Instance(BaseModel):
     instance_id: str
     repo: str
     """`owner/name`."""
-    base_commit: str
+    base_commit: str = Field(pattern="^[^-]")
     problem_statement: str = Field(min_length=1)
     patch: str
     """Patch that solves the issue."""
     test_patch: str
     """Patch that adds the tests."""
-    fail_to_pass: Names = Field(alias="FAIL_TO_PASS", min_length=1)
+    fail_to_pass: Names = Field(validation_alias=AliasChoices("FAIL_TO_PASS", "fail_to_pass"), min_length=1)
     """Tests that fail before the patch and pass after it, as `path::name` or `path::Class::name`."""
-    pass_to_pass: Names = Field(alias="PASS_TO_PASS", default_factory=list)
+    pass_to_pass: Names = Field(validation_alias=AliasChoices("PASS_TO_PASS", "pass_to_pass"), default_factory=list)
     """Tests that pass before and after the patch."""
 
     @property
@@ -95,14 +96,18 @@ def read_instances(path: str) -> tuple[Instance, ...]:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
             raise UsageError(f"{path}, line {number}: {field}: {first['msg']}", fix="use SWE-bench's fields") from error
+    check_unique(((each.instance_id, number) for number, each in enumerate(instances, 1)), path, "instance", UNIQUE)
     if not instances:
         raise UsageError(f"no instance in {path}", fix="write one JSON object a line, with SWE-bench's fields")
     return tuple(instances)
 
 
-def _rows(path: str) -> list[tuple[int, dict[str, Any]]]:
+def _rows(path: str) -> list[tuple[int, Mapping[str, Any]]]:
+    file = user_path(path)
     try:
-        return list(jsonl_rows(user_path(path)))
+        if file.suffix in (".csv", ".json", ".parquet"):
+            return list(enumerate(READERS[file.suffix](file), start=1))
+        return list(jsonl_rows(file))
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error}", fix="name a JSONL file") from error
 

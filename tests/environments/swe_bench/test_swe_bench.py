@@ -96,6 +96,25 @@ def test_files_that_cant_be_read(small: Path, tmp_path: Path) -> None:
         fe.make(f"swe_bench:{tmp_path / 'empty.jsonl'}")
 
 
+def test_files_as_others_write_them(small: Path, tmp_path: Path) -> None:
+    row = json.loads(small.read_text().splitlines()[0])
+    fail, passing = row.pop("FAIL_TO_PASS"), row.pop("PASS_TO_PASS")
+    fail = json.loads(fail) if isinstance(fail, str) else fail
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps([{**row, "fail_to_pass": repr(fail), "pass_to_pass": None}]))
+    [instance] = read_instances(str(path))
+    assert (instance.fail_to_pass, instance.pass_to_pass) == (fail, [])
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text(json.dumps({**row, "FAIL_TO_PASS": fail, "PASS_TO_PASS": passing}) + "\n")
+    twice.write_text(twice.read_text() * 2)
+    with pytest.raises(UsageError, match=r"several instances have one id: .*remove all but one"):
+        read_instances(str(twice))
+    path.write_text(json.dumps([{**row, "FAIL_TO_PASS": fail, "base_commit": "--output=x"}]))
+    read_instances.cache_clear()
+    with pytest.raises(UsageError, match="line 1: base_commit"):
+        read_instances(str(path))
+
+
 def test_only_what_was_reported_to_have_passed_counts() -> None:
     def result(**outcomes: Any) -> TestsResult:
         by_test = {test.replace("__", "t.py::"): outcome for test, outcome in outcomes.items()}
