@@ -431,7 +431,8 @@ async def _list_tools(client: Any) -> dict[str, ToolSpec]:
     while True:
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:
-            parameters = {"type": "object", "properties": {}, **tool.input_schema}
+            given = {name: value for name, value in tool.input_schema.items() if value is not None}
+            parameters = {"type": "object", "properties": {}, **given}
             specs[tool.name] = ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
         cursor = page.next_cursor
         if cursor is None:

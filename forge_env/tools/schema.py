@@ -245,9 +245,11 @@ class Tool:
             return ToolResult(f"Error: {error}", error=True)
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
-    """Type required by a JSON schema, as one word."""
-    kinds = [choice.get("type", "value") for choice in schema.get("anyOf", [schema])]
+def _kind(schema: Any) -> str:
+    """Type required by a JSON schema, which may be a boolean, as one word."""
+    choices = schema.get("anyOf", [schema]) if isinstance(schema, Mapping) else [schema]
+    kinds = [choice.get("type", "value") if isinstance(choice, Mapping) else "value" for choice in choices]
+    kinds = [each for kind in kinds for each in (kind if isinstance(kind, list) else [kind])]
     return next((str(kind) for kind in kinds if kind != "null"), "null")
 
 

@@ -29,8 +29,8 @@ _NEXT_CALL = re.compile(r"\s*(?=<tool_call>)")
 _QUOTED = re.compile(r"(?<!`)`<tool_call>`(?!`)")
 _JSON = json.JSONDecoder()
 _NAMES = "(?:think|thinking|thought|seed:think)"
-_OPENING = rf"(?:<{_NAMES}>|\[THINK\]|<\|channel>thought)"
-_CLOSING = rf"(?:</{_NAMES}>|\[/THINK\]|<channel\|>)"
+_OPENING = rf"(?:<{_NAMES}>|\[THINK\]|<\|channel>thought|<\|START_THINKING\|>|\u25c1think\u25b7)"
+_CLOSING = rf"(?:</{_NAMES}>|\[/THINK\]|<channel\|>|<\|END_THINKING\|>|\u25c1/think\u25b7)"
 _OPEN = re.compile(rf"\s*{_OPENING}", re.IGNORECASE)
 _CLOSE = re.compile(_CLOSING, re.IGNORECASE)
 _CLOSES = re.compile(rf"(?:\s*{_CLOSING})*", re.IGNORECASE)
@@ -184,7 +184,14 @@ def read_call(block: str, call_id: str) -> ToolCall:
         return malformed(block, call_id)
     if isinstance(function := data.get("function"), dict):
         data = function
+    if _lacks_arguments(data):
+        return malformed(block, call_id)
     return call_of(data.get("name"), data.get("arguments", data.get("parameters")), call_id, raw=block)
+
+
+def _lacks_arguments(data: dict[str, Any]) -> bool:
+    """Whether a call's arguments seem to have another name, such as "args", or none. A call may have no arguments."""
+    return not data.keys() & {"arguments", "parameters"} and bool(data.keys() - {"name", "id", "type"})
 
 
 def malformed(raw: str, call_id: str = "call_0") -> ToolCall:
@@ -207,6 +214,8 @@ def explain(block: str) -> str:
         return f"it must be a JSON object, not {_kind(data)}"
     if "name" not in data:
         return 'its "name" is missing'
+    if isinstance(data["name"], str) and data["name"].strip() and _lacks_arguments(data):
+        return 'its "arguments" are missing'
     return f'its "name" must be the name of a tool, not {_kind(data["name"])}'
 
 

@@ -26,6 +26,8 @@ CALLED = [("f", '{"n": 1}')]
 TURNS: dict[str, tuple[str, str | None, str, list[tuple[str, str]]]] = {
     "an answer": ("42 \n", None, "42 \n", []),
     "thoughts": ("<think>\nhm\n</think>\n\n42\n", "hm", "42", []),
+    "Kimi's spelling": ("\u25c1think\u25b7hm\u25c1/think\u25b742", "hm", "42", []),
+    "Cohere's spelling": ("<|START_THINKING|>hm<|END_THINKING|>42", "hm", "42", []),
     "another spelling": ("\n<Thinking>hm</Thinking>42", "hm", "42", []),
     "Mistral's spelling": ("[THINK]hm[/THINK]42", "hm", "42", []),
     "thoughts that the prompt opened": ("hm\n</think>\n\n42", "hm", "42", []),
@@ -101,6 +103,15 @@ def test_what_a_server_has_parsed_is_kept() -> None:
     assert read("a </think> b", reasoning="hm") == ("hm", "a </think> b", [])
     assert read("\n</think>\n\nb", reasoning="hm") == ("hm", "b", [])
     assert read(f"{F}", calls=[call]) == (None, F, CALLED), "it has found the calls already"
+
+
+@pytest.mark.parametrize("more", ['"args": {"n": 1}', '"input": {"n": 1}', '"n": 1'])
+def test_a_call_whose_arguments_have_another_name_is_malformed(more: str) -> None:
+    [call] = read_turn(f'<tool_call>{{"name": "f", {more}}}</tool_call>', tools=True).tool_calls
+    assert is_malformed(call)
+    assert explain(call.function.arguments) == 'its "arguments" are missing'
+    [call] = read_turn('<tool_call>{"name": "f"}</tool_call>', tools=True).tool_calls
+    assert call.function.arguments == "{}"
 
 
 @pytest.mark.parametrize(
