@@ -276,10 +276,8 @@ def _is_mistake(error: BaseException) -> bool:
     """
     import asyncio
 
-    if isinstance(error, Exception | SystemExit):
-        return True
-    if not isinstance(error, asyncio.CancelledError):
-        return False
+    if not isinstance(error, asyncio.CancelledError):  # others, such as a panic of a library in Rust, are mistakes
+        return not isinstance(error, KeyboardInterrupt | GeneratorExit | HeldUpError)
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
 

@@ -230,7 +230,8 @@ def as_message(action: Action) -> Message:
     if isinstance(action, str):
         return Message(role="assistant", content=action)
     if not isinstance(action, Message):
-        raise UsageError(f"an action is a text or a Message, not {type(action).__name__}")
+        fix = "fe.Message.from_openai(...) makes one" if isinstance(action, dict) else None
+        raise UsageError(f"an action is a text or a Message, not {type(action).__name__}", fix=fix)
     if action.role != "assistant":
         raise UsageError(f"an action is an assistant message, not {action.role!r}")
     return action

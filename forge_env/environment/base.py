@@ -208,10 +208,15 @@ def resolve_task(env: Environment, seed: int | None, options: Mapping[str, Any] 
         except TypeError:
             _check_signature(name, env.task, split, index)  # only on errors: as slow as making a simple task
             raise
+    return checked_task(name, task)
+
+
+def checked_task(what: str, task: Any) -> Task:
+    """Check that the method `what` returned a task. `EnvironmentBugError`: it returned something else."""
     if not isinstance(task, Task):
         if inspect.iscoroutine(task):
             task.close()
-        raise EnvironmentBugError(f"{name} returned a {type(task).__name__}", fix="return an fe.Task, not async")
+        raise EnvironmentBugError(f"{what} returned a {type(task).__name__}", fix="return an fe.Task, not async")
     return task
 
 

@@ -26,6 +26,7 @@ from forge_env.evaluation.record import EvaluationResult
 from forge_env.evaluation.tables import exceptions, headline
 from forge_env.policy import Policy
 from forge_env.rollout.scripted import FunctionPolicy
+from forge_env.visible import one_line
 
 if TYPE_CHECKING:
     from forge_env.sandbox.protocol import SandboxEngine
@@ -118,7 +119,8 @@ async def evaluate_async(
     result = await evaluation.run()
     for item in result.summary.environments.values():
         if exceptions(asdict(item)):
-            log.warning("%s", headline(item, result.summary.score_name))
+            first = f"; the first bug: {one_line(item.first_bug, 300)}" if item.first_bug else ""
+            log.warning("%s%s", headline(item, result.summary.score_name), first)
     return result
 
 

@@ -24,7 +24,7 @@ from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
 from forge_env.environment.optional import gold_actions, seats_of
-from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
+from forge_env.errors import EnvironmentBugError, ForgeError, UsageError, did_you_mean
 from forge_env.evaluation.metering import Meter, TokenUsage, read_price
 from forge_env.evaluation.plan import Plan, Planned, Sample, SampleResult, check_score, plan
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
@@ -40,7 +40,7 @@ from forge_env.reading import check_readable
 from forge_env.redaction import learn
 from forge_env.registry import maker
 from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
-from forge_env.rollout.scripted import GoldPolicy, scripted_policy
+from forge_env.rollout.scripted import OWN, GoldPolicy, scripted_policy
 from forge_env.tasks.datasets import check_unique
 from forge_env.terminal import open_display
 from forge_env.trajectory import TrajectoryWriter
@@ -435,6 +435,8 @@ async def open_policy(
         if colon and function.isidentifier() and module.isidentifier() and not _importable(module):
             also = f"if {options.model!r} is a function: there is no module {module!r} here"
             error.fix = f"{error.fix}; {also}" if error.fix else also
+        elif guess := did_you_mean(options.model.lower(), OWN):
+            error.fix = f"{error.fix}; did you mean the policy {guess!r}?"
         raise
     return policy, server
 

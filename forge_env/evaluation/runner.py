@@ -23,7 +23,7 @@ from forge_env.concurrency import to_its_end
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
-from forge_env.environment.base import Environment
+from forge_env.environment.base import Environment, checked_task
 from forge_env.errors import EnvironmentBugError, ForgeError, ProgramCrashError, environment_code, with_place
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
 from forge_env.evaluation.plan import Sample, SampleResult, result_of, task_digest
@@ -145,7 +145,7 @@ class TaskSource:
     def _task(self, split: str, index: int) -> tuple[Task, str]:
         """The task as created, and its `task_digest` before any episode could change it."""
         with self.code("task", f"{split}/{index}"):
-            task = self.environment.task(split, index)
+            task = checked_task(f"{type(self.environment).__name__}.task", self.environment.task(split, index))
         return task, task_digest(task)
 
     def code(self, method: str, of: str) -> AbstractContextManager[None]:

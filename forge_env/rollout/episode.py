@@ -40,11 +40,14 @@ from forge_env.environment.base import (
 from forge_env.environment.optional import credits_of, seats_of
 from forge_env.environment.tool_environment import given_answer
 from forge_env.errors import (
+    CODE_BLOCK,
+    CODE_LIMIT_S,
     GIVEN_UP,
     AgentError,
     ChatFormatError,
     ContextLengthExceeded,
     EnvironmentBugError,
+    HeldUpError,
     InfrastructureError,
     UsageError,
     agent_code,
@@ -60,6 +63,8 @@ from forge_env.types import Branch, Observation, ResetResult, Task
 from forge_env.working_time import WorkingTime, limited_code
 
 log = logging.getLogger(__name__)
+MOST_TURNS = 1_000
+"""Maximum turns of an episode whose environment has no larger `max_turns`: its `step` probably never ends one."""
 CLOSE_S = 60.0
 """Maximum seconds for an environment to close."""
 
@@ -77,6 +82,11 @@ class EpisodeLimits:
     limit, not counting time spent waiting for shared resources."""
     working_s: float | None = None
     """As `wall_s`, but without time spent waiting for shared resources: rate limits, a free sandbox."""
+
+    @property
+    def seconds(self) -> float | None:
+        """The shorter of the time limits."""
+        return min((limit for limit in (self.wall_s, self.working_s) if limit is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +258,7 @@ async def _play(
 
 async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits, *, images: bool) -> ResetResult:
     """Reset within the episode's time limits; exceeding them is an infrastructure failure rather than a score of 0."""
-    bound = min((limit for limit in (limits.wall_s, limits.working_s) if limit is not None), default=None)
+    bound = limits.seconds
     working = WorkingTime(bound)  # excludes waiting for a free sandbox
     given_up: list[str] = []
     token, reading = GIVEN_UP.set(given_up), READS_IMAGES.set(images)
@@ -282,7 +292,7 @@ async def _take_turns(
         asked = perf_counter()
         watch("generate")
         try:
-            reply = await sessions.current.reply(observation[sessions.known :])
+            reply = await _reply(sessions.current, observation[sessions.known :], limits)
         except ContextLengthExceeded:
             return "context"
         except ChatFormatError as error:
@@ -326,9 +336,27 @@ async def _take_turns(
             return "tokens"
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             return "turns"
+        if len(trajectory.turns) >= max(MOST_TURNS, env.config.max_turns):
+            what = f"{type(env).__name__}.step has not ended the episode after {len(trajectory.turns):,} turns"
+            raise EnvironmentBugError(
+                f"{what} of task {task.id!r}", fix="truncate it after self.config.max_turns turns"
+            )
         if seats_of(env) or "seat" in info or seat:
             branch = _branched(env, info, trajectory)
             sessions.turn_to(checked_seat(env, "step", info, task.id), task, branch)
+
+
+async def _reply(session: PolicySession, observation: Observation, limits: EpisodeLimits) -> Reply:
+    """Get a reply. `LimitReached`: code of the agent blocked the event loop until the time was over."""
+    limit, block = CODE_LIMIT_S.set(limits.seconds or 0.0), CODE_BLOCK.set(object())
+    try:
+        return await session.reply(observation)
+    except HeldUpError as error:
+        log.warning("the agent %s", error)
+        raise LimitReached("time") from error
+    finally:
+        CODE_LIMIT_S.reset(limit)
+        CODE_BLOCK.reset(block)
 
 
 def _branched(env: Environment, info: dict[str, Any], trajectory: Trajectory) -> Branch | None:

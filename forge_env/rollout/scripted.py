@@ -103,7 +103,7 @@ class _FunctionSession(PolicySession):
             try:
                 message = as_message(action)
             except UsageError as error:  # the function's mistake, treated as an exception in it
-                raise TypeError(error.message) from error
+                raise TypeError(str(error)) from error
         self._messages.append(message)
         return Reply(message=message)
 
@@ -161,12 +161,14 @@ class _RandomSession(PolicySession):
             function = FunctionCall(name=spec.name, arguments=rng.choice(_WORDS))
         else:
             properties = spec.parameters.get("properties", {})
-            arguments = {name: self._value(schema) for name, schema in properties.items()}
+            arguments = {name: self._value(schema) for name, schema in (properties or {}).items()}
             function = FunctionCall(name=spec.name, arguments=json.dumps(arguments))
         return ToolCall(id=call_id, function=function)
 
-    def _value(self, schema: dict[str, Any]) -> Any:
+    def _value(self, schema: Any) -> Any:
         rng = self._rng
+        if not isinstance(schema, dict):  # JSON schema's `true`: any value
+            return rng.choice(_WORDS)
         if options := schema.get("enum"):
             return rng.choice(options)
         match schema.get("type"):

@@ -26,8 +26,9 @@ from forge_env.environment.host import get_host
 from forge_env.environment.optional import demonstrate, played_gold
 from forge_env.errors import EnvironmentBugError, InfrastructureError
 from forge_env.loop_guard import LoopGuard
+from forge_env.rollout import episode
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
-from forge_env.rollout.scripted import ReplayPolicy
+from forge_env.rollout.scripted import FunctionPolicy, ReplayPolicy
 from forge_env.run import preflight
 from forge_env.tools import schema
 from tests.forge_env.serve.serving import until
@@ -134,6 +135,32 @@ async def test_it_is_named_by_function_and_line(where: str, what: str) -> None:
     assert re.search(r"in (spin|wait|perhaps) \(.*test_endless\.py:\d+\)", str(caught.value))
     assert "train-0" not in caught.value.place, "the same place on another task is the same bug"
     assert caught.value.place
+
+
+async def test_an_agent_that_never_ends_uses_up_its_time() -> None:
+    agent = FunctionPolicy(lambda messages, tools: spin())
+    with LoopGuard(60.0, 0.0, print):
+        played = await run_episode(lambda: endless(""), agent, seed=0, limits=EpisodeLimits(wall_s=0.3))
+    assert (played.valid, played.truncation, played.turns) == (True, "time", [])
+
+
+async def test_an_environment_that_never_ends_an_episode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Patient(fe.Environment):
+        def task(self, split: str, index: int) -> fe.Task:
+            return fe.Task(id="1", prompt="?")
+
+        async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return [], {}
+
+        async def step(self, action: Any) -> Any:
+            return [], 0.0, False, False, {}
+
+    monkeypatch.setattr(episode, "MOST_TURNS", 20)
+    with pytest.raises(EnvironmentBugError, match=r"Patient.step has not ended the episode after 20 turns"):
+        await run_episode(Patient, ReplayPolicy(), seed=0)
+    longer = fe.EnvironmentConfig(max_turns=30)
+    with pytest.raises(EnvironmentBugError, match="after 30 turns"):
+        await run_episode(lambda: Patient(longer), ReplayPolicy(), seed=0)
 
 
 async def test_a_task_that_is_never_made_is_named_after_the_authors_limit() -> None:
