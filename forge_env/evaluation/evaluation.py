@@ -436,7 +436,7 @@ async def open_policy(
             also = f"if {options.model!r} is a function: there is no module {module!r} here"
             error.fix = f"{error.fix}; {also}" if error.fix else also
         elif guess := did_you_mean(options.model.lower(), OWN):
-            error.fix = f"{error.fix}; did you mean the policy {guess!r}?"
+            error.fix = "; ".join(filter(None, [error.fix, f"did you mean the policy {guess!r}?"]))
         raise
     return policy, server
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from forge_env.gateway.request import (
     MOST_MESSAGES,
@@ -48,18 +48,20 @@ class _Message(Wire):
     tool_calls: list[_Call] | None = Field(None, max_length=MOST_MESSAGES, fail_fast=True)
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    reasoning_content: str | None = None
+    reasoning: Any = None
     function_call: Any = None
 
     def message(self) -> Message:
         if self.function_call:
             raise RefusedRequestError("`function_call` is deprecated: send `tool_calls`")
+        thoughts = self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else None)
         calls = [call_of(call.function.name, call.function.arguments, call.id) for call in self.tool_calls or ()]
         more = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
         return said(
             "system" if self.role == "developer" else self.role,
             self.content,
-            reasoning_content=self.reasoning_content,
+            reasoning_content=thoughts,
             **more,
         )
 

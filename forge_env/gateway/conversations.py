@@ -243,7 +243,7 @@ def _whole(value: Any) -> Any:
         return {key: _whole(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_whole(item) for item in value]
-    if isinstance(value, int) and abs(value) > MAX_EXACT:
+    if isinstance(value, int) and MAX_EXACT < abs(value) < 10**300:
         value = float(value)  # as JavaScript reads it
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -26,6 +26,7 @@ from weakref import WeakSet
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from forge_env import redaction
+from forge_env.concurrency import parse_python
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, first_line, mistakes, suggestion
 from forge_env.machine import user_path
 from forge_env.types import Message, Task, Text
@@ -463,9 +464,10 @@ def from_text(value: Any) -> Any:
     """Parse text of an object or a list in JSON, or in Python, as pandas writes it; other values are unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
-    for parse in (json.loads, ast.literal_eval):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-            return parse(value.strip())
+    with suppress(ValueError, RecursionError):
+        return json.loads(value)
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return ast.literal_eval(parse_python(value.strip(), "eval"))
     return value
 
 
@@ -486,7 +488,7 @@ def _is_nan(value: Any) -> bool:
 
 ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "developer": "system"}
 """Message roles by other names: those of ShareGPT and Google, and OpenAI's newer name of the system role."""
-ASIDE = ("annotations", "audio", "id", "metadata", "model", "refusal", "source", "weight")
+ASIDE = ("annotations", "id", "metadata", "model", "source", "weight")
 """Fields of messages in OpenAI's and Inspect's formats that are not part of the conversation."""
 
 
@@ -600,9 +602,9 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
     """Rows of the file or hub split that `part` names; None: all rows."""
     path = user_path(config.path)
     if path.is_dir():
-        names = sorted(file for file in path.iterdir() if file.suffix in READERS and file.name not in ABOUT_A_FOLDER)
-        if any(path.rglob("*.arrow")):
+        if any((path / name).is_file() for name in SAVED):
             raise UsageError(f"{path} was written by save_to_disk", fix="write it with to_parquet, one file per split")
+        names = sorted(file for file in path.iterdir() if file.suffix in READERS and file.name not in ABOUT)
         if not names and any(file.suffix in READERS for file in path.rglob("*")):
             return hub_rows(config, part)
         if part is not None:  # the hub's file of a split is called `train-00000-of-00001.parquet`
@@ -720,8 +722,10 @@ def _not_utf_8(place: str, error: UnicodeDecodeError) -> UsageError:
     return UsageError(f"{place}: not UTF-8: {error.reason}", fix=fix)
 
 
-ABOUT_A_FOLDER = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
-"""Files without rows that the library `datasets` writes to a folder."""
+ABOUT = ("dataset_info.json", "dataset_infos.json")
+"""Files without rows in a folder with the hub's layout."""
+SAVED = ("dataset_dict.json", "state.json")
+"""Files in a folder that `save_to_disk` of the library `datasets` has written."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".jsonl": lambda path: (row for _, row in jsonl_rows(path)),

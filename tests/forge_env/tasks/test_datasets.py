@@ -140,7 +140,7 @@ def test_files_of_a_folder_that_hold_no_rows(tmp_path: Path) -> None:
     (tmp_path / "dataset_infos.json").write_text("{}")
     config = DatasetConfig(path=str(tmp_path), splits={"train": "train", "eval": "test"})
     assert [load_tasks(config, split)[0].prompt for split in ("train", "eval")] == ["a", "b"]
-    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"")
+    (tmp_path / "state.json").write_text("{}")
     with pytest.raises(UsageError, match=r"written by save_to_disk .*to_parquet"):
         load_tasks(config)
 
