@@ -294,7 +294,7 @@ def _terminal_bench(path: Path) -> HarborTask:
     if (path / _COMPOSE).is_file():
         compose = yaml.load(_text(path / _COMPOSE), yaml.BaseLoader) or {}
         services = compose.get("services") or {}
-        service: dict[str, Any] = next(iter(services.values()), None) or {}
+        service: dict[str, Any] = next(iter(services.values()), {}) or {}
         unsupported = sorted(set(service) - _PLAIN_SERVICE)
         mounted = [str(volume) for volume in service.get("volumes", ()) if "${T_BENCH_" not in str(volume)]
         _refuse({"additional services": len(services) > 1, ", ".join(unsupported): unsupported, "volumes": mounted})

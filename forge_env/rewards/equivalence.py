@@ -245,8 +245,8 @@ def _standard(text: str) -> str:
     text = _NAMED_TUPLE.sub("", _BUILDER.sub(r"\g<condition>", text).replace(";", ","))
     text = _UNION.sub(r"\1\\cup ", _INFINITY.sub(r"\\infty ", text))
     if _PLUS_MINUS.search(text) and not _LEADING_PLUS_MINUS.match(text) and "," not in text:
-        signs = {r"\pm": ("+", "-"), r"\mp": ("-", "+")}
-        text = ", ".join(_PLUS_MINUS.sub(lambda sign, n=n: signs[sign[0]][n], text) for n in (0, 1))
+        above, below = (_MINUS_PLUS.sub(two, _PLUS_MINUS.sub(one, text)) for one, two in ("+-", "-+"))
+        text = f"{above}, {below}"
     return _TURNED.sub(lambda match: f"{_LEFT[match[1]]}{match[2]}{_RIGHT[match[3]]}", text)
 
 
@@ -308,7 +308,8 @@ _ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
 _NAMED_TUPLE = re.compile(r"^\s*\([A-Za-z](?:_\d)?(?:\s*,\s*[A-Za-z](?:_\d)?)+\)\s*=\s*(?=\()")
-_PLUS_MINUS = re.compile(r"\\[pm][pm](?![a-z])")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-z])")
+_MINUS_PLUS = re.compile(r"\\mp(?![a-z])")
 _LEADING_PLUS_MINUS = re.compile(r"\s*(?:[A-Za-z]\s*=\s*)?\\pm")
 """math-verify reads these itself."""
 _INFINITY = re.compile(r"(?<![A-Za-z\\])oo(?![A-Za-z])")

@@ -365,8 +365,8 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     taken = {field: _value_at(column, row, location if number else config.path) for field, column in asked.items()}
     choices = _choices(taken.pop("choices"), location) if "choices" in asked else {}
     if choices:
-        answers = {name: _lettered(taken[name], choices, location) for name in ("gold", "answer") if name in taken}
-        taken |= answers
+        answers = {name: value for name, value in taken.items() if name in ("gold", "answer")}
+        taken |= {name: _lettered(value, choices, location) for name, value in answers.items()}
     _check_images(row, {*asked.values()}, location)
     mapped = {field: value for field, value in taken.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
