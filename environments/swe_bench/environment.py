@@ -28,7 +28,7 @@ class SWEBenchConfig(fe.SandboxEnvironmentConfig):
     """Instances, their repositories, and limits of sandboxes and tests."""
 
     file: str
-    """JSONL file of instances, with SWE-bench's field names."""
+    """JSONL, JSON, CSV or Parquet file of instances, with SWE-bench's field names."""
     repositories: str = "repositories"
     """Folder with a Git repository `OWNER__NAME` for each `repo`; a relative path starts at the file's folder."""
     packages: list[str] = Field(default_factory=list)

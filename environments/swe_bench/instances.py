@@ -83,7 +83,7 @@ class Instance(BaseModel):
 
 @lru_cache(maxsize=16)
 def read_instances(path: str) -> tuple[Instance, ...]:
-    """Read the instances of a JSONL file.
+    """Read the instances of a JSONL, JSON, CSV or Parquet file.
 
     Raises:
         UsageError: the file can't be read, or a line is invalid; the message names the line.
