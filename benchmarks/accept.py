@@ -46,6 +46,7 @@ from forge_env.config.recipe import (
     TinyModel,
     TrainerSection,
 )
+from forge_env.errors import UsageError
 from forge_env.figures import duration
 from forge_env.files import write_whole
 from trainers.rehearsal.acceptance import START_S, Stage, Training, failures, outcome
@@ -239,15 +240,14 @@ async def _sync(stage: Stage, trainer: Any, generators: Any) -> None:
 
 def check_families(options: Options) -> Stage:
     """Compare log-probs of generator and trainer for each model family, with weight updates in flight."""
-    from tests.trainers.model.checkpoints import CHECKPOINTS
+    from tests.trainers.model.checkpoints import CHECKPOINTS, write_checkpoint
 
-    stage = Stage()
-    pairs = [("Llama 3.2", "float32")]
-    if options.on_gpu:
-        pairs = list(itertools.product(CHECKPOINTS, ("float32", "bfloat16")))
-        pairs = [pair for pair in pairs if pair[1] == "bfloat16" or supports_float32_on_gpu(CHECKPOINTS[pair[0]])]
+    stage, names = Stage(), list(CHECKPOINTS) if options.on_gpu else ["Llama 3.2"]
+    dtypes = ("float32", "bfloat16") if options.on_gpu else ("float32",)
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch, ThreadPoolExecutor(8) as pool:
-        results = pool.map(partial(compare_family, options, Path(scratch)), pairs)
+        folders = {name: write_checkpoint(name, Path(scratch, name)) for name in names}
+        pairs = [pair for pair in itertools.product(names, dtypes) if is_supported(options, folders[pair[0]], pair[1])]
+        results = pool.map(lambda pair: compare_family(options, folders[pair[0]], pair[1]), pairs)
         for (name, dtype), result in zip(pairs, results, strict=True):
             if isinstance(result, str):
                 stage.figures[f"{name}, {dtype}: error"] = result
@@ -269,15 +269,29 @@ def mismatch_bound(shape: Mapping[str, Any], dtype: str) -> float:
     return 0.06 if any(key.endswith("experts") for key in shape) else 0.03
 
 
-def supports_float32_on_gpu(shape: Mapping[str, Any]) -> bool:
-    """Whether a model runs in float32 on a GPU: without gated delta layers, and without windows below 256 tokens."""
-    return "linear_key_head_dim" not in shape and (shape.get("sliding_window") or 256) >= 256
+def family_recipe(options: Options, folder: Path, dtype: str) -> RunConfig:
+    """Recipe for a small model of a family."""
+    config = recipe(options, engine="in_process", path=str(folder), dtype=dtype, length=256)
+    config.generator.enforce_eager = True
+    config.generator.max_num_seqs = 8
+    return config
 
 
-def compare_family(options: Options, scratch: Path, pair: tuple[str, str]) -> list[float] | str:
+def is_supported(options: Options, folder: Path, dtype: str) -> bool:
+    """Whether recipes may use this precision for a model: float32 on a GPU doesn't support every layer."""
+    from trainers.loop.checks import check_precision
+
+    try:
+        check_precision(family_recipe(options, folder, dtype), folder)
+    except UsageError:
+        return False
+    return True
+
+
+def compare_family(options: Options, folder: Path, dtype: str) -> list[float] | str:
     """Run `one_family` in a process; return the mean and the largest mismatch, or the error."""
-    report = scratch / f"{' '.join(pair)}.json"
-    command = call("benchmarks.accept:one_family", *pair, options.device, str(report))
+    report = folder.with_name(f"{folder.name} {dtype}.json")
+    command = call("benchmarks.accept:one_family", str(folder), dtype, options.device, str(report))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FAMILY_S)
     except subprocess.TimeoutExpired:
@@ -285,63 +299,31 @@ def compare_family(options: Options, scratch: Path, pair: tuple[str, str]) -> li
     if done.returncode == 0:
         result: list[float] = json.loads(report.read_text())
         return result
-    print(pair, done.stderr[-4000:])
+    print(folder.name, dtype, done.stderr[-4000:])
     return f"exit code {done.returncode}: " + "".join(done.stderr.strip().splitlines()[-1:])[:200]
 
 
-def one_family(name: str, dtype: str, device: str, report: str) -> None:
-    """Compare vLLM with the trainer for a small model of a family; write the mean and the largest mismatch."""
-    from tests.trainers.model.checkpoints import write_checkpoint
+def one_family(folder: str, dtype: str, device: str, report: str) -> None:
+    """Compare vLLM with the trainer for a small model; write the mean and the largest mismatch after weight updates."""
+    from tests.trainers.generator.family_parity import Pair
     from trainers.generator.arguments import engine_arguments
     from trainers.generator.generator import import_engine
     from trainers.titan.device import use_device
 
-    on_gpu = device == "cuda"
-    import_engine(with_gpus=on_gpu, threads=1, kv_cache_gb=1)
-    use_device(with_gpus=on_gpu)
-    with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
-        folder = write_checkpoint(name, Path(scratch, "model"))
-        config = recipe(Options(device, Path(scratch)), engine="in_process", path=str(folder), dtype=dtype, length=256)
-        config.generator.enforce_eager = True
-        config.generator.max_num_seqs = 8
-        arguments = engine_arguments(config, folder)
-        mismatch = asyncio.run(mismatch_of_family(folder, arguments, dtype, device))
-    write_whole(Path(report), json.dumps([float(mismatch.mean()), float(mismatch.max())]))
+    options = Options(device, Path(report).parent)
+    import_engine(with_gpus=options.on_gpu, threads=1, kv_cache_gb=1)
+    trainer_device = use_device(with_gpus=options.on_gpu)
 
+    async def mismatch() -> Any:
+        arguments = engine_arguments(family_recipe(options, Path(folder), dtype), Path(folder))
+        pair = Pair(Path(folder), arguments, trainer_device, dtype)
+        assert await pair.update(1) > 1, "no update arrived during a request"
+        apart = pair.mismatch(await pair.sample(40))
+        await pair.engine.close()
+        return apart
 
-async def mismatch_of_family(folder: Path, arguments: dict[str, Any], dtype: str, device: str) -> Any:
-    """Return how far the log-probs of vLLM and of the trainer's model differ after five weight updates."""
-    import numpy as np
-    import torch
-
-    from tests.trainers.model.checkpoints import VOCABULARY
-    from trainers.generator.engine import InProcessEngine
-    from trainers.generator.types import SamplingOptions
-    from trainers.titan.device import Device
-    from trainers.titan.model import TitanModel
-    from trainers.titan.score import Scorer
-
-    model = TitanModel(folder, max_length=256, device=torch.device(device), dtype=dtype)
-    scorer = Scorer(model, device=Device(device), microbatch_tokens=2048)
-    engine = InProcessEngine(arguments)
-    rng = random.Random(0)
-    requests = [[rng.randrange(VOCABULARY) for _ in range(40)] for _ in range(8)]
-
-    async def complete(tokens: int) -> Any:
-        options = SamplingOptions(max_tokens=tokens)
-        return await asyncio.gather(*(engine.generate(each, options) for each in requests))
-
-    in_flight = asyncio.ensure_future(complete(100))
-    for version in range(1, 6):
-        with torch.no_grad():
-            for parameter in model.module.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        await engine.load_weights(lambda: [(part.name, part.values) for part in model.published()], version)
-    assert any(len(set(each.versions.tolist())) > 1 for each in await in_flight), "no update arrived during a request"
-    completions = await complete(40)
-    expected = np.concatenate(scorer.logprobs([segment(each) for each in completions]))
-    await engine.close()
-    return abs(expected - np.concatenate([each.logprobs for each in completions]))
+    apart = asyncio.run(mismatch())
+    write_whole(Path(report), json.dumps([float(apart.mean()), float(apart.max())]))
 
 
 def check_learning(options: Options) -> Stage:

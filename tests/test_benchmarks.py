@@ -90,6 +90,18 @@ def test_the_floor_is_compared_with_steps_while_the_pipeline_is_full() -> None:
     assert floor.report(rounds)[-1] == "| ratio of step to floor | 1.2 (1.2 to 1.2) |"
 
 
+@pytest.mark.stack
+def test_the_gpu_check_leaves_out_what_recipes_may_not_use(tmp_path: Path) -> None:
+    from tests.trainers.model.checkpoints import write_checkpoint
+
+    folder = write_checkpoint("Gemma 3", tmp_path)
+    supported = [
+        accept.is_supported(accept.Options(device, tmp_path), folder, dtype)
+        for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16"), ("cuda", "float32"))
+    ]
+    assert supported == [True, True, False]
+
+
 @pytest.mark.slow
 def test_the_gpu_check_runs_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "accept", "--device", "cpu", "--out", str(tmp_path)]

@@ -6,11 +6,11 @@ import asyncio
 import json
 import multiprocessing
 import os
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, LoRASection, ModelSection
@@ -20,6 +20,9 @@ from trainers.generator.generator import import_engine
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.adapter import layer_shapes
 from trainers.model.folder import read_hf_config
+
+if TYPE_CHECKING:
+    from trainers.titan.device import Device
 
 UPDATES = 5
 """The second load of weights is the first that can be wrong in its own way."""
@@ -46,8 +49,57 @@ def _main(names: list[str], out: Path) -> None:
     (out / "found.json").write_text(json.dumps(found))
 
 
-def _published(model: Any) -> list[tuple[str, Any]]:
-    return [(part.name, part.values) for part in model.published()]
+class Pair:
+    """A generator and the trainer's model of one checkpoint, in this process."""
+
+    def __init__(self, folder: Path, engine_args: dict[str, Any], device: Device, dtype: str = "float32") -> None:
+        import torch
+
+        from tests.trainers.model.checkpoints import VOCABULARY
+        from trainers.generator.engine import InProcessEngine
+
+        self._folder, self._device, self._dtype = folder, device, dtype
+        self.begin()
+        self.engine = InProcessEngine(engine_args)
+        self._prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
+
+    def begin(self, lora: LoRASection | None = None) -> None:
+        """Begin with the trainer's model of the folder, or with new adapters."""
+        from trainers.titan.model import TitanModel
+        from trainers.titan.score import Scorer
+
+        self.model = TitanModel(self._folder, max_length=256, device=self._device.torch, dtype=self._dtype, lora=lora)
+        self._scorer = Scorer(self.model, device=self._device, microbatch_tokens=2048)
+
+    async def sample(self, tokens: int) -> list[Completion]:
+        """Completions of the prompts, of at most `tokens` each."""
+        options = SamplingOptions(max_tokens=tokens)
+        return await asyncio.gather(*(self.engine.generate(prompt, options) for prompt in self._prompts))
+
+    def mismatch(self, completions: list[Completion]) -> NDArray[np.float32]:
+        """Differences between both sides' log-probabilities, one for each sampled token."""
+        rows = [np.concatenate([each.prompt_ids, each.token_ids]) for each in completions]
+        ours = self._scorer.logprobs([Segment(row, np.arange(len(row)) >= 40) for row in rows])
+        return abs(np.concatenate(ours) - np.concatenate([each.logprobs for each in completions]))
+
+    async def update(self, version: int, noise: float = 0.02) -> int:
+        """Change the trained weights `UPDATES` times, with requests in flight; most versions that sampled one of these.
+
+        `version` is that of the first update.
+        """
+        import torch
+
+        in_flight = asyncio.ensure_future(self.sample(100))
+        for number in range(version, version + UPDATES):
+            with torch.no_grad():
+                for parameter in self.model.module.parameters():
+                    if parameter.requires_grad:
+                        parameter.add_(noise * torch.randn_like(parameter))
+            await self.engine.load_weights(self._published, number)
+        return max(len(set(each.versions.tolist())) for each in await in_flight)
+
+    def _published(self) -> list[tuple[str, Any]]:
+        return [(part.name, part.values) for part in self.model.published()]
 
 
 async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str, Any]:
@@ -55,21 +107,13 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
 
     With `beside` only those of adapters, which the generator keeps apart from the weights, as it does in bfloat16.
     """
-    import torch
-
-    from tests.trainers.model.checkpoints import VOCABULARY, write_checkpoint
-    from trainers.generator.engine import InProcessEngine
+    from tests.trainers.model.checkpoints import write_checkpoint
     from trainers.titan.device import use_device
-    from trainers.titan.model import TitanModel
-    from trainers.titan.score import Scorer
     from trainers.weights.checksum import checksums, total
 
     if not beside:
         write_checkpoint(name, folder)
     show_model(str(folder))
-    device = use_device(with_gpus=False)
-    model = TitanModel(folder, max_length=256, device=device.torch)
-    scorer = Scorer(model, device=device, microbatch_tokens=2048)
     config = RunConfig(
         environment=EnvironmentSection(name="coding_rlvr"),
         model=ModelSection(path=str(folder), max_length=256),
@@ -77,56 +121,33 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
     )
     apart = {"hf_overrides": {"quantization_config": {"quant_method": ADAPTERS, "rank": 8}}} if beside else {}
     cached = {"enable_prefix_caching": caches_prefixes_on_cpu(str(folder))}
-    engine = InProcessEngine(engine_arguments(config, folder) | cached | apart)
-    prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
+    pair = Pair(folder, engine_arguments(config, folder) | cached | apart, use_device(with_gpus=False))
+    first = await pair.sample(40)
 
-    async def sample(tokens: int) -> list[Completion]:
-        options = SamplingOptions(max_tokens=tokens)
-        return await asyncio.gather(*(engine.generate(prompt, options) for prompt in prompts))
-
-    def mismatch(completions: list[Completion]) -> float:
-        rows = [np.concatenate([item.prompt_ids, item.token_ids]) for item in completions]
-        theirs = scorer.logprobs([Segment(row, np.arange(len(row)) >= 40) for row in rows])
-        return max(float(abs(ours.logprobs - other).max()) for ours, other in zip(completions, theirs, strict=True))
+    async def updated(version: int, noise: float) -> dict[str, Any]:
+        swapped = await pair.update(version, noise)
+        after = pair.mismatch(await pair.sample(40))
+        return {"after": float(after.max()), "moved": float(pair.mismatch(first).max()), "swapped": swapped}
 
     # With much noise, float32 is less exact: a gated delta layer's norm removes the size of what it reads, and Phi 4
     # mini with long factors differs by 1.2e-5 instead of 2.4e-6.
     noise = 0.02 if name.startswith("Qwen 3.5") or name == "Phi 4 mini" else 0.05
-
-    async def adapted(section: LoRASection, version: int) -> dict[str, float]:
-        nonlocal scorer
-        model = TitanModel(folder, max_length=256, device=device.torch, lora=section)
-        scorer = Scorer(model, device=device, microbatch_tokens=2048)
-        in_flight = asyncio.ensure_future(sample(100))
-        for more in range(UPDATES):
-            with torch.no_grad():
-                for parameter in model.module.parameters():
-                    if parameter.requires_grad:
-                        parameter.add_(noise * torch.randn_like(parameter))
-            await engine.load_weights(partial(_published, model), version + more)
-        swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
-        return {"after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
-
-    first = await sample(40)
     if beside:
-        found = await adapted(LoRASection(), 1)
-        await engine.close()
+        pair.begin(LoRASection())
+        found = await updated(1, noise)
+        await pair.engine.close()
         return found
-    before = mismatch(first)
-    in_flight = asyncio.ensure_future(sample(100))
-    for version in range(1, UPDATES + 1):
-        with torch.no_grad():
-            for parameter in model.module.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        await engine.load_weights(partial(_published, model), version)
-    swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
-    found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
-    held, whole = await engine.checksum()
-    found["held"] = not whole or held == total(checksums(model.state_dict_hf().items()))
+    before = float(pair.mismatch(first).max())
+    found = {"before": before, **await updated(1, 0.02)}
+    held, whole = await pair.engine.checksum()
+    found["held"] = not whole or held == total(checksums(pair.model.state_dict_hf().items()))
 
-    model = TitanModel(folder, max_length=256, device=device.torch)
-    await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again
+    pair.begin()
+    await pair.engine.load_weights(
+        lambda: list(pair.model.state_dict_hf().items()), UPDATES + 1
+    )  # the base model's again
     first_layer = next(name for name in layer_shapes(read_hf_config(folder)) if name.startswith("q"))
-    found["adapted"] = await adapted(LoRASection(targets=[first_layer, "o_proj"]), UPDATES + 2)
-    await engine.close()
+    pair.begin(LoRASection(targets=[first_layer, "o_proj"]))
+    found["adapted"] = await updated(UPDATES + 2, noise)
+    await pair.engine.close()
     return found
