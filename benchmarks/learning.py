@@ -49,9 +49,9 @@ def draw(folders: list[Path], path: Path) -> None:
             axes.errorbar(heldout.x, heldout.y, heldout.error, color=color, marker="o", capsize=2, label=label)
 
 
-def smooth(values: Curve, width: int = 5) -> list[float]:
-    """Return the running mean over the last `width` values."""
-    windows = [values.y[max(0, end - width) : end] for end in range(1, len(values.y) + 1)]
+def smooth(values: Curve) -> list[float]:
+    """Return the running mean over the last five values."""
+    windows = [values.y[max(0, end - 5) : end] for end in range(1, len(values.y) + 1)]
     return [sum(window) / len(window) for window in windows]
 
 

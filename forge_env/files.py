@@ -272,12 +272,12 @@ class LineWriter:
                 self._reserve.unlink()
 
 
-def end_of_last_line(descriptor: int, longest: float = math.inf) -> int:
-    """Offset just after the last line feed; 0 if the last `longest` bytes have none."""
-    size = end = os.fstat(descriptor).st_size
+def end_of_last_line(descriptor: int) -> int:
+    """Offset just after the last line feed; 0 if there is none."""
+    end = os.fstat(descriptor).st_size
     if end and os.pread(descriptor, 1, end - 1) == b"\n":
         return end
-    while end > 0 and size - end < longest:
+    while end > 0:
         start = max(0, end - 65_536)
         position = os.pread(descriptor, end - start, start).rfind(b"\n")
         if position >= 0:

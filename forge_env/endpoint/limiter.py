@@ -171,7 +171,6 @@ class AdaptiveLimiter:
         self.maximum = maximum
         self.window = float(min(start, maximum))
         self.in_flight = 0
-        self.overloads = 0
         self.on_change: Callable[[], object] = lambda: None
         """Called after each change of the window's size."""
         self._clock = clock
@@ -273,7 +272,6 @@ class AdaptiveLimiter:
 
     def overloaded(self, begun: Begun) -> None:
         """Record an overload error or timeout of a request; the window is halved."""
-        self.overloads += 1
         if begun.epoch == self._epoch:
             self._doubling, self._calm, self._held = False, 0, 0
             self._decrease(self.window / 2)

@@ -50,10 +50,12 @@ class VLLMServer:
     """`vllm serve` on a Unix socket in a private folder: no port to choose, and no access for other users."""
 
     base_url = "http://localhost/v1"
+    ready_s = 900.0
+    """Time limit of the start, in seconds."""
     grace_s = 15.0
     """Seconds that the server may take to end when this process is killed."""
 
-    def __init__(self, model: str, log: Path, args: Sequence[str] = (), *, ready_s: float = 900.0) -> None:
+    def __init__(self, model: str, log: Path, args: Sequence[str] = ()) -> None:
         if reason := needs_linux("serving a model with vLLM"):
             raise UsageError(reason, fix="serve it on another machine, and give --base-url")
         self.model = check_checkpoint(model)
@@ -62,7 +64,6 @@ class VLLMServer:
         self.format = ChatFormat.of(self.model)
         self._log = log
         self._args = list(args)
-        self._ready_s = ready_s
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
@@ -80,11 +81,11 @@ class VLLMServer:
                     start_new_session=True,  # keep Ctrl-C from the server: running samples still need it
                     env=self._environment(),
                 )
-            async with asyncio.timeout(self._ready_s):
+            async with asyncio.timeout(self.ready_s):
                 await self._ready(self._process)
         except TimeoutError:
             await self._stop()
-            raise GeneratorError(f"vLLM did not start within {self._ready_s:g} s", fix=f"see {self._log}") from None
+            raise GeneratorError(f"vLLM did not start within {self.ready_s:g} s", fix=f"see {self._log}") from None
         except BaseException:  # also if cancelled: no server may be left running
             await self._stop()
             raise

@@ -83,13 +83,13 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def thinned(line: Curve, most: int = MOST_POINTS) -> Curve:
-    """Thin a line to at most `most` points: the lowest and the highest of each bin, and both ends."""
+def thinned(line: Curve) -> Curve:
+    """Thin a line to at most `MOST_POINTS` points: the lowest and the highest of each bin, and both ends."""
     number = len(line.x)
-    if number <= most:
+    if number <= MOST_POINTS:
         return line
     keep = {0, number - 1}
-    stretches = max(1, most // 2 - 1)
+    stretches = MOST_POINTS // 2 - 1
     for stretch in range(stretches):
         inside = range(stretch * number // stretches, (stretch + 1) * number // stretches)
         if inside:

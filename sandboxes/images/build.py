@@ -86,7 +86,7 @@ def ensure_packages(client: Any, image: str, wanted: Sequence[str]) -> str:
         layer = packages.ensure_layer(wanted, python)
         lines = f"FROM {image}\nCOPY site/ {python.site}/\nCOPY bin/ {python.scripts}/\n".encode()
         with _building(client, image, tag) as archive:
-            _add_text(archive, "Dockerfile", lines)
+            _add_dockerfile(archive, lines)
             for name in ("site", "bin"):
                 archive.add(layer / name, arcname=name, filter=_owned_by_root)
     return tag
@@ -121,7 +121,7 @@ def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
     tag = f"{REPOSITORY}/writable:{hashlib.sha256(lines).hexdigest()[:16]}"
     if not _exists(client, tag):
         with _building(client, image, tag) as archive:
-            _add_text(archive, "Dockerfile", lines)
+            _add_dockerfile(archive, lines)
     return tag
 
 
@@ -143,12 +143,12 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, inst
     if not _exists(client, tag):
         with _building(client, base, tag) as archive:
             archive.add(folder, arcname=".", filter=_owned_by_root)
-            _add_text(archive, "Dockerfile", dockerfile)  # the last entry of a name wins
+            _add_dockerfile(archive, dockerfile)  # the last entry of a name wins
     return tag
 
 
-def _add_text(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    entry = tarfile.TarInfo(name)
+def _add_dockerfile(archive: tarfile.TarFile, data: bytes) -> None:
+    entry = tarfile.TarInfo("Dockerfile")
     entry.size = len(data)
     archive.addfile(entry, io.BytesIO(data))
 

@@ -34,6 +34,8 @@ CHECKED = frozenset(
 _DECOYS = 31
 _EACH = 6
 """Decoys for a value looked up in a container, and approximately for each argument of a call."""
+_TRIES = 200
+"""Number of random changes of a value."""
 _BATCH = 1 << 17
 """Approximate number of characters of constants in one message."""
 _MAY_AGREE = 1
@@ -614,30 +616,30 @@ def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
     return deque(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
 
 
-def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
+def _endless(value: Any) -> Iterator[Any]:
     kind = type(value)
     if kind is bool:
         yield not value
     elif kind is int or kind is float:
         first = -1 if value == 1 else 1  # 1 may be a bit, so 0 comes first
         yield from (value + first * sign * step for step in range(1, 9) for sign in (1, -1))
-        for size in range(1, tries):
+        for size in range(1, _TRIES):
             yield value + kind(_chance.choice((1, -1)) * _chance.randint(1, 10 + size * size))
     elif kind is complex:
         yield from (value + step for step in (1, -1, 1j, -1j, 2, 3j))
     elif kind is str:
-        for _ in range(tries):
+        for _ in range(_TRIES):
             yield _respelled(value)
     elif kind is bytes:
-        for _ in range(tries):
+        for _ in range(_TRIES):
             yield bytes(map(ord, _respelled(value.decode("latin-1")))) if value else bytes([_chance.randint(1, 255)])
     elif kind in (list, tuple, set, frozenset, deque):
-        yield from (_rebuilt(value, _with_one_changed(list(value))) for _ in range(tries))
+        yield from (_rebuilt(value, _with_one_changed(list(value))) for _ in range(_TRIES))
     elif kind in (dict, OrderedDict, Counter, defaultdict):
-        for _ in range(tries):
+        for _ in range(_TRIES):
             yield _rebuilt(value, _with_one_changed([list(pair) for pair in value.items()], pairs=True))
     elif shift := _shifts_of(kind).get(kind.__name__):
-        for step in (1, -1, 2, -2, *(_chance.randint(3, 999) for _ in range(tries))):
+        for step in (1, -1, 2, -2, *(_chance.randint(3, 999) for _ in range(_TRIES))):
             try:
                 yield shift(value, step)
             except (ArithmeticError, ValueError):  # out of its range

@@ -55,8 +55,8 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _prctl(option: int, first: int = 0, second: int = 0, third: int = 0) -> int:
-    result: int = _libc.prctl(option, first, second, third, 0)
+def _prctl(option: int, first: int = 0, second: int = 0) -> int:
+    result: int = _libc.prctl(option, first, second, 0, 0)
     return result if result >= 0 else _check(result, f"prctl({option})")
 
 
@@ -118,9 +118,9 @@ def become_subreaper() -> bool:
     return True
 
 
-def die_with_parent(signal: int = 9) -> None:
-    """Receive `signal` when the parent ends."""
-    _prctl(PR_SET_PDEATHSIG, signal)
+def die_with_parent() -> None:
+    """Receive SIGKILL when the parent ends."""
+    _prctl(PR_SET_PDEATHSIG, 9)
 
 
 def forbid_new_privileges() -> None:

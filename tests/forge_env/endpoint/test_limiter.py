@@ -196,7 +196,7 @@ def test_a_refusal_halves_the_window_once_a_round() -> None:
     begun = [limiter.begin() for _ in range(10)]
     for request in begun:
         limiter.overloaded(request)
-    assert (limiter.size, limiter.overloads) == (32, 10)
+    assert limiter.size == 32
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=80), st.integers(1, 64))
