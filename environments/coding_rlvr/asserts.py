@@ -14,7 +14,7 @@ from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from environments.coding_rlvr.checks import METHOD, PLAIN, Check, Setup, bound_by, callable_source, test_source
+from environments.coding_rlvr.checks import PLAIN, Check, Setup, bound_by, callable_source, test_source
 from forge_env.concurrency import parse_python
 
 _BUILTINS = set(dir(builtins))
@@ -62,11 +62,6 @@ def suite_of(
         checks += made
     around = "\n".join([ast.unparse(after), PLAIN, callable_source(sorted(scope.agents))])
     return Suite(sorted(checks, key=lambda check: "test" in check), {"before": ast.unparse(before), "after": around})
-
-
-def method_setup(imports: str) -> Setup:
-    """Set-up for code that defines a class `Solution` or a function."""
-    return {"before": imports, "after": PLAIN + METHOD}
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from environments.coding_rlvr.asserts import Suite, method_setup, suite_of
-from environments.coding_rlvr.checks import Check, Setup
+from environments.coding_rlvr.asserts import Suite, suite_of
+from environments.coding_rlvr.checks import METHOD, PLAIN, Check, Setup
 from forge_env.concurrency import parse_python
 from forge_env.errors import UsageError
 from forge_env.tasks.datasets import DatasetConfig, MissingColumn, StreamedTasks, from_text, load_tasks
@@ -44,6 +44,10 @@ LIVE_CODE_BENCH_IMPORTS = "\n".join(
     ]
 )
 """Imports that LiveCodeBench's checker puts before a program: answers use `List` and `deque` without importing them."""
+PROGRAM: Setup = {"before": LIVE_CODE_BENCH_IMPORTS, "after": ""}
+"""Set-up for code that reads standard input."""
+SOLUTION: Setup = {"before": LIVE_CODE_BENCH_IMPORTS, "after": PLAIN + METHOD}
+"""Set-up for code that defines a class `Solution` or a function."""
 ROW_SYSTEM_PROMPT = (
     "Solve the task in Python. Call python(code) to try your code on the tests, "
     "then answer with all of the code in one ```python block."
@@ -238,10 +242,7 @@ def _live_code_bench(row: Task) -> _Made | None:
     how = (
         f"Complete the class.\n```python\n{head}\n```" if function else "Read standard input, print to standard output."
     )
-    setup: Setup = (
-        method_setup(LIVE_CODE_BENCH_IMPORTS) if function else {"before": LIVE_CODE_BENCH_IMPORTS, "after": ""}
-    )
-    return _Made(f"{row.prompt.strip()}\n{how}", public, hidden, setup, row.gold)
+    return _Made(f"{row.prompt.strip()}\n{how}", public, hidden, SOLUTION if function else PROGRAM, row.gold)
 
 
 def _apps(row: Task) -> _Made | None:
@@ -255,10 +256,9 @@ def _apps(row: Task) -> _Made | None:
         fix = "input_output has inputs, each with a text or the arguments of fn_name, and outputs"
         raise UsageError(f"row {row.id!r}: a test case can't be read: {error}", fix=fix) from error
     how = "Read standard input, print to standard output."
-    setup: Setup = {"before": LIVE_CODE_BENCH_IMPORTS, "after": ""}
     if function:
         how = f"Complete the code.\n```python\n{head}\n```" if head.strip() else f"Write the function {function}."
-        setup = method_setup(LIVE_CODE_BENCH_IMPORTS)
+    setup = SOLUTION if function else PROGRAM
     gold = row.gold if row.gold is not None else next(iter(solutions), None)
     return _Made(f"{row.prompt.strip()}\n{how}", checks[:PUBLIC], checks[PUBLIC:], setup, gold)
 
