@@ -80,8 +80,7 @@ class Account:
 class Accounts:
     """The sum of many short-lived accounts of one kind, such as those of all episodes."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self) -> None:
         self._open: set[Account] = set()
         self._closed: dict[str, float] = {}
         self._since_taken = Since()

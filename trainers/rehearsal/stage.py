@@ -24,7 +24,7 @@ from trainers.rehearsal.clock import simulate
 from trainers.rehearsal.engines import Engine, Engines, Processors
 from trainers.rehearsal.episodes import Episodes
 from trainers.rehearsal.timing import Timing
-from trainers.rehearsal.workers import Cuts, Played, PlayedGroup, Sandboxed, TimedRollouts
+from trainers.rehearsal.workers import Cuts, Idle, Played, PlayedGroup, Sandboxed, TimedRollouts
 
 FILLING = 2
 """Steps after the first `max_off_policy_steps` that are left out of the shares: the pipeline fills."""
@@ -66,7 +66,6 @@ class Performance:
         quiet_s: longest time without a sampled token, ended episode or change of the trainer's activity.
         quiet: the trainer's activity in that time.
         saves: step and time of each checkpoint.
-        saves_late: checkpoints that were due while the previous one was being written.
         queued_s: seconds that sequences waited in the engines' queues.
         staleness: mean staleness of the trained groups.
         prompt: tokens of the trained episodes that were not sampled.
@@ -85,7 +84,6 @@ class Performance:
     quiet_s: float = 0.0
     quiet: str = ""
     saves: list[tuple[int, float]] = field(default_factory=list)
-    saves_late: int = 0
     queued_s: float = 0.0
     staleness: float = 0.0
     prompt: int = 0
@@ -127,7 +125,7 @@ class _Quiet:
         self._since = now
 
 
-class _Trainer:
+class _Trainer(Idle):
     """The trainer's endpoints."""
 
     reference = None
@@ -165,9 +163,6 @@ class _Trainer:
     async def update_reference(self, version: int, published: object) -> None:
         return
 
-    async def release_memory(self) -> None:
-        return
-
 
 def _computed(group: list[Played], config: RunConfig) -> float:
     """Tokens of a group that the trainer computes: a first prompt once for the episodes of a minibatch."""
@@ -178,7 +173,7 @@ def _computed(group: list[Played], config: RunConfig) -> float:
     return sum(each.prompt + each.sampled for each in group) - shared * (len(group) - times)
 
 
-class _Healing:
+class _Healing(Idle):
     """Checkpoints: when they are due, how long the trainer waits, and how long they are written."""
 
     at_rest = None
@@ -193,18 +188,11 @@ class _Healing:
     def step_trained(self) -> None:
         self.unsettled = False
 
-    async def collect(self) -> None:
-        return
-
-    async def save(self) -> None:
-        return
-
     async def save_if_due(self) -> None:
         step = self.system.step
         if not self.checkpoints.due(step):
             return
         if self._writing is not None and not self._writing.done():
-            self._result.saves_late += 1
             return
         self.checkpoints.start_clock()
         with self._account.during("save"):
@@ -213,32 +201,7 @@ class _Healing:
         self._writing = asyncio.create_task(asyncio.sleep(self._timing.write_s))
 
 
-class _Contract:
-    """The self-checks of a run, which have nothing to check here."""
-
-    def opened(self, opening: object) -> None:
-        return
-
-    def trained(self, groups: object, metrics: object) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
-    async def before_training(self, batch: object) -> None:
-        return
-
-    async def before_weights(self) -> None:
-        return
-
-    async def weights_sent(self) -> None:
-        return
-
-    async def weights_arrived(self, version: int, published: object, sums: object) -> None:
-        return
-
-
-class _Run:
+class _Run(Idle):
     """The run: its stop request and its warnings."""
 
     def __init__(self, config: RunConfig, result: Performance) -> None:
@@ -249,15 +212,6 @@ class _Run:
     def warn(self, text: str) -> None:
         if text not in self._result.warnings:
             self._result.warnings.append(text)
-
-    def status(self, **values: object) -> None:
-        return
-
-    def note(self, text: str) -> None:
-        return
-
-    def not_trained(self, index: int, fate: object, why: str) -> None:
-        return
 
 
 class Stage(System):
@@ -285,7 +239,7 @@ class Stage(System):
             "generators": self.engines,
             "buffer": self.local,
             "rollouts": self.timed,
-            "contract": _Contract(),
+            "contract": Idle(),
             "healing": _Healing(scene, self.account, result),
             "record": SimpleNamespace(pending=None, fingerprint=None),
             "evaluator": None,

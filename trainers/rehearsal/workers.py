@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import Outcome, Ticket
 from trainers.rehearsal.engines import Engine, Engines
 from trainers.rehearsal.episodes import Episodes, Script
+from trainers.rollout.player import Deadline
 from trainers.rollout.types import Fate, GroupReport, Totals
 
 Sandboxed = Literal["no", "turn", "episode"]
@@ -100,15 +101,17 @@ class _Sandboxes:
             yield
 
 
-@dataclass(slots=True)
-class _Ignored:
-    """The order of tasks and the memory gate, which a rehearsal needs no results of."""
+class Idle:
+    """A part of a run that a rehearsal doesn't need: its methods, whether awaited or not, do nothing."""
 
-    async def room(self) -> None:
-        """Don't wait."""
+    def __getattr__(self, name: str) -> Callable[..., asyncio.Future[None]]:
+        return _nothing
 
-    def record(self, position: int, result: float) -> None:
-        """Ignore a result."""
+
+def _nothing(*_: object, **__: object) -> asyncio.Future[None]:
+    done = asyncio.get_running_loop().create_future()
+    done.set_result(None)
+    return done
 
 
 class TimedRollouts:
@@ -136,9 +139,9 @@ class TimedRollouts:
     ) -> None:
         self._config, self._episodes, self._engines, self._buffer = config, episodes, engines, buffer
         self._on_end = on_end
-        self.order = self.gate = _Ignored()
+        self.order = self.gate = Idle()
         self.cuts = Cuts()
-        self.accounts = Accounts("episodes")
+        self.accounts = Accounts()
         self.turns = Counter[int]()
         """Turns by worker."""
         workers = config.rollouts.workers
@@ -149,26 +152,15 @@ class TimedRollouts:
     async def group(self, ticket: Ticket) -> GroupReport:
         """Play a group and add it to the buffer, unless the filter drops it."""
         grpo = self._config.grpo
-        loop, deadline = asyncio.get_running_loop(), asyncio.timeout(None)
-
-        def begin() -> None:
-            if deadline.when() is None:
-                deadline.reschedule(loop.time() + grpo.group_timeout_s)
-
+        deadline = Deadline(grpo)
         scripts = self._episodes.group(ticket.index)
         played = [Played() for _ in scripts]
         running = [
-            asyncio.ensure_future(self._episode(ticket.index, script, each, begin))
+            asyncio.ensure_future(self._episode(ticket.index, script, each, deadline.start))
             for script, each in zip(scripts, played, strict=True)
         ]
-        late = 0
         try:
-            with suppress(TimeoutError):
-                async with deadline:
-                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-            late = sum(not task.done() for task in running) if deadline.expired() else 0
-            if late and grpo.on_timeout == "wait":
-                await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            late = await deadline.wait(running)
             done = [task.done() for task in running]
             for task in running:
                 if task.done():
@@ -248,11 +240,6 @@ class TimedRollouts:
                 counts.by_context += 1
                 return
             if turn.tool_s:
-                lease = sandboxes.lease(account) if sandboxes.held == "turn" else _no_lease()
-                async with lease:
+                async with sandboxes.lease(account) if sandboxes.held == "turn" else nullcontext():
                     account.enter("environment")
                     await asyncio.sleep(turn.tool_s)
-
-
-def _no_lease() -> AbstractAsyncContextManager[None]:
-    return nullcontext()

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from forge_env.config.recipe import RunConfig
+from forge_env.config.recipe import GRPOSection, RunConfig
 from forge_env.credit.replay import Continuation, Point, continuation_seed
 from forge_env.environment.base import Environment, resolve_task
 from forge_env.environment.optional import score_group, scores_groups
@@ -32,6 +32,32 @@ DETERMINISM = (
     "for grpo.advantage"
 )
 MakeEnvironment = Callable[[], Environment]
+
+
+class Deadline:
+    """The time limit of a group, `grpo.group_timeout_s`."""
+
+    def __init__(self, grpo: GRPOSection) -> None:
+        self._grpo = grpo
+        self._timeout = asyncio.timeout(None)
+
+    def start(self) -> None:
+        """Start the time when the model first answers: waiting behind other groups doesn't count."""
+        if self._timeout.when() is None:
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._grpo.group_timeout_s)
+
+    async def wait(self, episodes: Sequence[asyncio.Future[Any]]) -> int:
+        """Wait for the episodes until one fails or the time is over; return the number of late ones.
+
+        With `grpo.on_timeout=wait`, late episodes are awaited too.
+        """
+        with suppress(TimeoutError):
+            async with self._timeout:
+                await asyncio.wait(episodes, return_when=asyncio.FIRST_EXCEPTION)
+        late = sum(not task.done() for task in episodes) if self._timeout.expired() else 0
+        if late and self._grpo.on_timeout == "wait":
+            await asyncio.wait(episodes, return_when=asyncio.FIRST_EXCEPTION)
+        return late
 
 
 class Player:
@@ -62,7 +88,7 @@ class Player:
         self._warn, self._on_span = warn, on_span
         self.set_aside: set[str] = set()
         self._told: set[str] = set()
-        self.accounts = Accounts("episodes")
+        self.accounts = Accounts()
         self.ended = 0
 
     @property
@@ -77,10 +103,7 @@ class Player:
         return limit_s
 
     async def group(self, position: int, index: int, policy: Policy) -> Group:
-        """Play all episodes of a training task; `grpo.on_timeout` decides about those not done by the deadline.
-
-        The time limit starts with the model's first answer to the group: waiting behind other groups doesn't count.
-        """
+        """Play all episodes of a training task; `grpo.on_timeout` decides about those not done by the deadline."""
         started = time.perf_counter()
         name, split = f"group {position}", self._tasks.splits[0]
         try:
@@ -99,29 +122,19 @@ class Player:
 
     async def _play_group(self, task: Task, position: int, policy: Policy) -> Group:
         grpo = self._config.grpo
-        deadline = asyncio.timeout(None)
-
-        def begin() -> None:
-            if deadline.when() is None:
-                deadline.reschedule(asyncio.get_running_loop().time() + grpo.group_timeout_s)
-
+        deadline = Deadline(grpo)
         unfinished: dict[int, Trajectory] = {}  # by member: trajectory of the current attempt
 
         def episode(member: int) -> Coroutine[Any, Any, Trajectory]:
             name, at = f"train-{position}-{member}", (position, member)
             on_try = partial(unfinished.__setitem__, member)
-            return self._episode(task, at, name, policy, self._opponents, begin, on_try)
+            return self._episode(task, at, name, policy, self._opponents, deadline.start, on_try)
 
         started = time.perf_counter()
         running = [asyncio.create_task(episode(member)) for member in range(grpo.group_size)]
         done: list[asyncio.Task[Trajectory]] = []
         try:
-            with suppress(TimeoutError):
-                async with deadline:
-                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-            late = sum(not task.done() for task in running) if deadline.expired() else 0
-            if late and grpo.on_timeout == "wait":
-                await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            late = await deadline.wait(running)
             done = [task for task in running if task.done()]
         finally:
             await _cancel([task for task in running if task not in done])

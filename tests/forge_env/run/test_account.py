@@ -53,7 +53,7 @@ def test_during_goes_back_to_what_was_done_before() -> None:
 
 
 def test_accounts_of_many_sum_open_and_closed_ones() -> None:
-    clock, accounts = Clock(), Accounts("episodes")
+    clock, accounts = Clock(), Accounts()
     a, b = Account("a", "reset", clock=clock), Account("b", "generate", clock=clock)
     accounts.open(a)
     accounts.open(b)
