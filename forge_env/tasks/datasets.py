@@ -217,11 +217,9 @@ class Stream(Generic[T]):
         if self._source is None:  # at the start, or after the source failed: continue from the last row read
             self._opened = self._rows()
             self._source = islice(self._opened, len(self._read), None)
-        try:
-            self._read.extend(islice(self._source, wanted - len(self._read)))  # rows before a failure are not lost
-        except BaseException:  # includes Ctrl-C: an iterator that failed yields nothing more
-            self._source = None
-            raise
+        source, self._source = self._source, None  # reopened after a failure: a failed iterator yields nothing more
+        self._read.extend(islice(source, wanted - len(self._read)))  # rows before a failure are not lost
+        self._source = source
         self._ended = len(self._read) < wanted
 
     def close(self) -> None:
