@@ -13,10 +13,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from sandboxes.runner import kernel
+from sandboxes.runner import kernel, root
 
 CAPABILITIES = {"CHOWN": 0, "SETGID": 6, "SETUID": 7}
-DEVICES = ("null", "zero", "full", "random", "urandom")
 NEW_ROOT = "/tmp"
 
 
@@ -29,22 +28,13 @@ def main(plan: dict[str, Any]) -> None:
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount(plan["root"], NEW_ROOT, None, kernel.MS_BIND | kernel.MS_REC)
     kernel.mount(None, NEW_ROOT, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY)
-    kernel.mount("proc", f"{NEW_ROOT}/proc", "proc", 0)
-    kernel.mount("dev", f"{NEW_ROOT}/dev", "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
-    for name in DEVICES:
-        Path(f"{NEW_ROOT}/dev/{name}").touch()
-        kernel.mount(f"/dev/{name}", f"{NEW_ROOT}/dev/{name}", None, kernel.MS_BIND)
-    for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        os.symlink(f"/proc/self/fd{target}", f"{NEW_ROOT}/dev/{link}")
-    os.mkdir(f"{NEW_ROOT}/dev/shm")
+    root.mount_kernel_folders(NEW_ROOT)
     kernel.mount("shm", f"{NEW_ROOT}/dev/shm", "tmpfs", 0, "size=64m,mode=1777")
     sizes = {volume["name"]: volume["emptyDir"]["sizeLimit"].removesuffix("i") for volume in plan["spec"]["volumes"]}
     for mounted in container["volumeMounts"]:  # an emptyDir in memory is root's, and everybody may write
         data = f"size={sizes[mounted['name']]},mode=0777"
         kernel.mount("tmpfs", NEW_ROOT + mounted["mountPath"], "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, data)
-    os.chdir(NEW_ROOT)
-    kernel.pivot_root(".", ".")
-    kernel.detach(".")
+    root.pivot(NEW_ROOT)
     os.chdir(container["workingDir"])
     kernel.set_host_name(plan["spec"]["hostname"])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

@@ -54,13 +54,6 @@ async def opened(root: Path, cache: Path) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search is not cut short because the machine is busy."""
-    monkeypatch.setattr("forge_env.view.search.SEARCH_S", 1e9)
-    monkeypatch.setattr("forge_env.view.search.WAIT_S", 1e9)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three training runs, of which one learned to be paid for nothing, two evaluations and a hostile run."""

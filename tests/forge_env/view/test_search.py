@@ -14,13 +14,6 @@ from forge_env.view.queries import Queries
 from tests.forge_env.view.made import episode, write
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search is not cut short because the machine is busy."""
-    monkeypatch.setattr("forge_env.view.search.SEARCH_S", 1e9)
-    monkeypatch.setattr("forge_env.view.search.WAIT_S", 1e9)
-
-
 def test_a_search_says_how_far_it_is_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "run", range(60))
     index = RunIndex(tmp_path / "run", tmp_path)
