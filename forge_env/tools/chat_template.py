@@ -84,7 +84,7 @@ class ChatTemplate:
         """Read the template of a checkpoint folder; None if it has none.
 
         Raises:
-            UsageError: the template is not valid Jinja.
+            UsageError: the template is not valid Jinja, or none of several is the default.
         """
         settings = settings_in(folder / "tokenizer_config.json")
         special = settings_in(folder / "special_tokens_map.json") | settings
@@ -94,14 +94,10 @@ class ChatTemplate:
             others = (folder / "additional_chat_templates").glob("*.jinja")
             named = {other.stem: read_text(other, root=ANYWHERE) for other in sorted(others)}
             return cls(named | {"default": read_text(file, root=ANYWHERE)}, tokens, str(file))
-        file = folder / "tokenizer_config.json"
-        listed = settings.get("chat_template") or settings_in(folder / "chat_template.json").get("chat_template")
-        if isinstance(listed, str):
-            return cls({"default": listed}, tokens, str(file))
-        if not isinstance(listed, list):
-            return None
-        named = {each["name"]: each["template"] for each in listed if isinstance(each, dict) and "template" in each}
-        return cls(named, tokens, str(file)) if "default" in named else None
+        for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):  # a processor has the latter
+            if listed := settings_in(file).get("chat_template"):
+                return cls(_named(listed, file), tokens, str(file))
+        return None
 
     @classmethod
     def chatml(cls) -> ChatTemplate:
@@ -134,7 +130,8 @@ class ChatTemplate:
         variables = self._special_tokens | options
         settings = {"short_ids": self._short_ids, "only_objects": self._only_objects}
         prepared = [_prepared(message, self._thoughts, **settings) for message in messages]
-        return _render(template, messages=prepared, tools=tools or None, add_generation_prompt=generation, **variables)
+        given = {"messages": prepared, "tools": tools or None, "documents": None}
+        return _render(template, **given, add_generation_prompt=generation, **variables)
 
     def refusal_of_tools(self) -> str | None:
         """The reason why this template can't be used for native tools; None if it can."""
@@ -206,6 +203,20 @@ class ChatTemplate:
             return self.render(messages, tools, **options)
         except ERRORS:
             return None
+
+
+def _named(listed: Any, file: Path) -> dict[str, str]:
+    """Templates by name from the value of `chat_template` in a file: one template, or several with names."""
+    if isinstance(listed, list):
+        listed = {each.get("name"): each.get("template") for each in listed if isinstance(each, dict)}
+    given = listed if isinstance(listed, dict) else {"default": listed}
+    named = {str(name): text for name, text in given.items() if isinstance(text, str)}
+    if "default" not in named:
+        raise UsageError(
+            f"{file} has no default chat template; its templates are: {', '.join(named) or 'none'}",
+            fix="copy one to chat_template.jinja in the folder",
+        )
+    return named
 
 
 def _asked() -> list[dict[str, Any]]:
@@ -334,10 +345,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         _fits(sum(map(len, texts)))
         return "".join(texts)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Refuse texts' `format`, whose widths have no limit."""
-        formats = isinstance(obj, str) and attr in ("format", "format_map")
-        return not formats and super().is_safe_attribute(obj, attr, value)
+        if super().wrap_str_format(value) is not None:
+            raise SecurityError("a chat template can't format texts with format()")
+        return None
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Evaluate an operator that can make large values."""

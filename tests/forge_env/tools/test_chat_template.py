@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,8 @@ def render(text: str, messages: list[dict[str, Any]] = QUESTION, **options: Any)
         "{{ 'a' | indent(10**9) }}",
         "{{ '%0999999999d' % 1 }}",
         "{{ '{:0999999999d}'.format(1) }}",
+        "{{ '{:>99999999}'.format(1) | length }}",
+        "{{ 'a'.format_map | length }}",
         "{{ [1] | tojson(indent=10**9) }}",
         "{{ lipsum(n=10**9) }}",
         "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
@@ -75,11 +79,36 @@ def test_templates_have_what_transformers_gives_them() -> None:
         "{%- for m in messages %}\n  {%- generation %}{{ m.content | trim }}{% endgeneration %}\n"
         "  {%- if loop.first %}{% continue %}{% endif %}{{ 'é<' | tojson }}{% endfor -%}\n"
         "{{ eos_token }}{{ strftime_now('%Y') | length }}{{ enable_thinking }}{{ [1] | tojson(indent=1) }}{{ tools }}"
+        "{{ documents }}"
     )
     messages = [{"role": "user", "content": " a "}, {"role": "user", "content": "b"}]
-    assert render(text, messages, enable_thinking=True) == 'ab"é<"</s>4True[\n 1\n]None'
+    assert render(text, messages, enable_thinking=True) == 'ab"é<"</s>4True[\n 1\n]NoneNone'
     with pytest.raises(TemplateError, match="no system"):
         render("{{ raise_exception('no system') }}")
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"),
+    [
+        ([{"name": "tool_use", "template": "a"}], "tool_use"),
+        ([{"template": "a"}], "None"),
+        ([{"name": "default", "template": 5}], "none"),
+        ([5], "none"),
+        (5, "none"),
+    ],
+)
+def test_several_templates_need_a_default(listed: Any, names: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    with pytest.raises(UsageError, match=rf"has no default chat template; its templates are: {names} \("):
+        ChatTemplate.of(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.json"])
+def test_error_messages_name_the_file_of_the_template(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(json.dumps({"chat_template": {"default": "a", "tool_use": "b"}}))
+    read = ChatTemplate.of(tmp_path)
+    assert read is not None
+    assert (read.source, read.render([]), read.render([], [{}])) == (str(tmp_path / file), "a", "b")
 
 
 @pytest.mark.parametrize(
