@@ -63,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
 
 def run_inspect(args: argparse.Namespace) -> int:
     """Describe a model."""
-    if args.path.endswith(".gguf"):
-        raise UsageError(f"{args.path} is a GGUF file", fix="convert it first: forge-env model convert FILE TO")
     inspect: Callable[[str], Iterator[tuple[str, str]]] = load_plugin("forge_env.forecasts", "inspect")
     rows = list(inspect(args.path))
     width = max(len(subject) for subject, _ in rows)

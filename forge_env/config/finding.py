@@ -15,6 +15,9 @@ from forge_env.config.recipe import GRPOSection, RunConfig, SFTSection
 from forge_env.machine import user_path
 from forge_env.models import MODELS, model_folder
 
+DEPTH = 3
+"""Levels below a folder that are searched for a model if the folder itself has none."""
+
 
 def _in_apps() -> Iterator[tuple[str, Traversable]]:
     """Yield every entry of the folders in `apps`, with the folder's name, sorted by both names."""
@@ -49,6 +52,22 @@ def checkpoint_folder(name: str) -> Path | None:
     if name in MODELS and (fetched := model_folder(name)).is_dir():
         return fetched
     return bundled_models().get(name)
+
+
+def instead_of(folder: Path) -> str | None:
+    """What to do with a path that is no model folder: convert it, merge its adapters, or use the newest model below."""
+    if folder.suffix == ".gguf":
+        return f"convert it first: forge-env model convert {folder} TO"
+    if (folder / "adapter_config.json").is_file():
+        return f"it has adapters; merge them into their base model: forge-env export {folder} TO"
+    inside = newest_model(folder)
+    return f"use {inside}" if inside else None
+
+
+def newest_model(folder: Path) -> Path | None:
+    """The most recently written model in `folder`, such as a run's `checkpoints/step-000100/model`."""
+    configs = [path for depth in range(1, DEPTH + 1) for path in folder.glob("*/" * depth + "config.json")]
+    return max(configs, key=lambda path: (path.stat().st_mtime_ns, path)).parent if configs else None
 
 
 def read_recipe(file: str) -> Source:

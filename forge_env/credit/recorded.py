@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.config.evaluation import EnvironmentChoice, EvaluationConfig
+from forge_env.config.finding import newest_model
 from forge_env.config.reader import Source, build, read_file, refuse_redacted
 from forge_env.config.recipe import RunConfig
-from forge_env.endpoint.vllm_server import newest_model
 from forge_env.environment.base import Environment, resolve_task
 from forge_env.errors import UsageError
 from forge_env.evaluation.evaluation import VLLM

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-from forge_env.config.finding import checkpoint_folder
+from forge_env.config.finding import checkpoint_folder, instead_of
 from forge_env.endpoint import vllm_warden
 from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.endpoint.errors import EndpointError
@@ -42,8 +42,6 @@ CACHE_SHARE, MOST_CACHE_GB = 0.25, 16
 READY_POLL_S = 0.2
 """Seconds between readiness checks; the server has no event to wait for."""
 STOP_S = 20.0
-DEPTH = 3
-"""Levels below a folder that are searched for a model if the folder itself has none."""
 
 
 class VLLMServer:
@@ -212,16 +210,9 @@ def check_checkpoint(model: str) -> str:
         raise UsageError("--model vllm: does not name a checkpoint", fix="write --model vllm:PATH")
     folder = checkpoint_folder(model) or user_path(model)
     if folder.exists() and not (folder / "config.json").is_file():
-        inside = newest_model(folder)
-        fix = f"use vllm:{inside}" if inside else "give a Hugging Face checkpoint folder; `forge-env export` makes one"
+        fix = instead_of(folder) or "give a Hugging Face checkpoint folder; `forge-env export` makes one"
         raise UsageError(f"{model} is not a model folder: there is no config.json in it", fix=fix)
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         fetch = f"run `forge-env model get {model}`" if model in MODELS else "check the path, or give a name on the hub"
         raise UsageError(f"there is no checkpoint folder {model}", fix=fetch)
     return str(folder) if folder.exists() else model
-
-
-def newest_model(folder: Path) -> Path | None:
-    """The most recently written model in `folder`, such as a run's `checkpoints/step-000100/model`."""
-    configs = [path for depth in range(1, DEPTH + 1) for path in folder.glob("/".join(["*"] * depth + ["config.json"]))]
-    return max(configs, key=lambda path: (path.stat().st_mtime_ns, path)).parent if configs else None

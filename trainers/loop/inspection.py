@@ -6,17 +6,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.recipe import LoRASection, OptimizerSection, TrainerSection
+from forge_env.config.recipe import LoRASection, ModelSection, OptimizerSection, TrainerSection
 from forge_env.endpoint.chat_format import ChatFormat
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, UsageError
+from trainers.loop.checks import check_checkpoint
 from trainers.model.adapter import adapter_parameters, layer_shapes
-from trainers.model.folder import check_folder, local_folder, rope_parameters, weight_files
+from trainers.model.folder import TINY, local_folder, rope_parameters, tensors_in, weight_files
 from trainers.plan.memory import BYTES, FLOAT32, GIB, Layout, trainer_memory
 from trainers.plan.shape import Shape, named_config
 
 
 def inspect(path: str) -> Iterator[tuple[str, str]]:
     """Yield subjects and texts on a model that `model.path` of a recipe may name."""
+    if path == TINY:
+        raise UsageError(
+            "the model tiny is built when a run starts, in the shape of model.tiny",
+            fix="see its memory with forge-env train RECIPE --plan",
+        )
     folder = local_folder(path)
     hf = named_config(path)
     shape = Shape.of(hf, path)
@@ -38,26 +44,21 @@ def inspect(path: str) -> Iterator[tuple[str, str]]:
     else:
         yield "files", "on the Hugging Face hub; a run downloads them"
     yield from _memory(shape, hf)
-    yield "trains", _trains(folder)
+    yield "trains", _trains(folder, path)
 
 
 def _files(folder: Path) -> str:
-    from safetensors import safe_open
-
-    files, kinds = weight_files(folder), set[str]()
-    for file in files:
-        with safe_open(file, framework="np") as opened:
-            kinds |= {opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118 - not a mapping
-    size = sum(file.stat().st_size for file in files) / GIB
-    return f"{size:.2f} GiB in {', '.join(sorted(kinds)) or 'no file'}; {folder}"
+    kinds = sorted({kind for kind, _ in tensors_in(folder).values()}) if weight_files(folder) else ["no file"]
+    size = sum(file.stat().st_size for file in weight_files(folder)) / GIB
+    return f"{size:.2f} GiB in {', '.join(kinds)}; {folder}"
 
 
 def _chat(folder: Path) -> Iterator[tuple[str, str]]:
     found = ChatFormat.of(str(folder))
-    source = "the folder's template" if found.template is not None else f"that of {found.name}"
-    if found.name is None:
-        source = "unknown: use model.renderer=chatml or the name of a format"
-    yield "chat format", f"{source}; it {'thinks before it answers' if found.thinks else 'answers at once'}"
+    if found.template is None:
+        yield "chat format", "none in the folder: name one, such as model.renderer=chatml"
+        return
+    yield "chat format", f"its template; it {'thinks before it answers' if found.thinks else 'answers at once'}"
     refusal = found.refusal_of_tools()
     text = "native" if refusal is None else f"as text (model.tools=text, eval --tools text): {Path(refusal).name}"
     yield "tools", text
@@ -87,14 +88,11 @@ def _memory(shape: Shape, hf: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"training {name}", text
 
 
-def _trains(folder: Path | None) -> str:
+def _trains(folder: Path | None, path: str) -> str:
     if folder is None:
         return "its family can be trained; the files are checked after their download"
     try:
-        check_folder(folder, 1)
-        from trainers.titan.model import check_weights  # takes seconds: torch
-
-        check_weights(folder)
+        check_checkpoint(folder, ModelSection(path=path, max_length=1))  # takes seconds: torch
     except ForgeError as error:
         return f"no: {error}"
     return "yes: all weights or LoRA"

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from forge_env import redaction
-from forge_env.config.finding import checkpoint_folder
+from forge_env.config.finding import checkpoint_folder, instead_of
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
 from forge_env.models import MODELS
@@ -23,6 +24,8 @@ FIX = (
 TINY = "tiny"
 """Value of `model.path` for a small model that is built locally."""
 INDEX = "model.safetensors.index.json"
+_POINTER = b"version https://git-lfs"
+"""Beginning of a file that Git LFS puts in place of a large one."""
 _SHAPE = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
     *("rms_norm_eps", "vocab_size"),
@@ -121,8 +124,10 @@ def local_folder(path: str) -> Path | None:
         return folder
     if path in MODELS:
         raise UsageError(f"the model {path} is not on this machine", fix=f"forge-env model get {path}")
-    if user_path(path).exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1 or not path.strip():
-        raise UsageError(f"model.path: there is no folder {path!r}", fix=FIX)
+    given = user_path(path)
+    named = given.suffix != ".gguf" and path.count("/") <= 1 and not path.startswith(("/", ".", "~"))
+    if given.exists() or not named or not path.strip():
+        raise UsageError(f"model.path: there is no folder {path!r}", fix=instead_of(given) or FIX)
     return None
 
 
@@ -195,7 +200,7 @@ def read_config(folder: str | Path) -> Any:
     try:
         return read_json(path, root=ANYWHERE)  # the hub's cache is a folder of links
     except FileNotFoundError as error:
-        raise UsageError(f"no config.json in {folder}", fix=FIX) from error
+        raise UsageError(f"no config.json in {folder}", fix=instead_of(Path(folder)) or FIX) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
 
@@ -223,6 +228,8 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
     needed = (*FAMILIES[family], *(_GEMMA4_EXPERTS if mixture else ()))
     if absent := [key for key in needed if config.get(key) is None]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
+    if mistake := _mistake(config, needed):
+        raise UsageError(f"config.json of {name}: {mistake}", fix="correct it, or fetch the checkpoint again")
     if family == GEMMA4:
         _complete_gemma4(config)
     if feature := _unsupported(config):
@@ -235,6 +242,22 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     checked: dict[str, Any] = config
     return checked
+
+
+def _mistake(config: Mapping[str, Any], needed: Sequence[str]) -> str | None:
+    """Describe a value of a `config.json` that no model can have; None if there is none."""
+    given = [key for key in ("head_dim", "max_position_embeddings") if config.get(key) is not None]
+    for key in (*needed, *given):
+        kind: Any = float if key in ("rms_norm_eps", "query_pre_attn_scalar") else int
+        if not isinstance(value := config[key], kind | int) or isinstance(value, bool) or value <= 0:
+            return f"{key} is {value!r}, not a positive number"
+    for key in ("rope_scaling", "rope_parameters", "quantization_config"):
+        if not isinstance(config.get(key) or {}, dict):
+            return f"{key} is {config[key]!r}, not an object"
+    layers, kinds = config["num_hidden_layers"], config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
+        return f"layer_types doesn't list the kinds of {layers} layers"
+    return None
 
 
 def rope_parameters(config: Mapping[str, Any], layer: int | None = None) -> dict[str, Any]:
@@ -488,10 +511,42 @@ def file_digests(folder: Path) -> list[str]:
     return digests
 
 
-def check_folder(folder: Path, max_length: int) -> None:
-    """Refuse a checkpoint folder that trainer and generator can't load."""
+def tensors_in(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Data type and shape of each tensor in a checkpoint folder, by name; only the headers of its files are read.
+
+    Raises:
+        UsageError: there are no weights, or a file is damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
+    if not (files := weight_files(folder)):
+        fix = _convert("AutoModelForCausalLM", folder) if any(folder.glob("pytorch_model*.bin")) else FIX
+        raise UsageError(f"no weights (*.safetensors) in {folder}", fix=fix)
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="np") as opened:  # compares the header with the file's size
+                parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+                tensors |= {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{file} is damaged: {error}", fix=fix_of_file(file)) from error
+    return tensors
+
+
+def _convert(loader: str, folder: Path) -> str:
+    return f"write it with transformers: {loader}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+
+
+def fix_of_file(file: Path) -> str:
+    """The fix of an error about a file of a checkpoint that can't be read."""
+    with suppress(OSError, UsageError), open_file(file, root=ANYWHERE) as opened:
+        if opened.read(len(_POINTER)) == _POINTER:
+            return "it is only a pointer of Git LFS to the file: git lfs pull"
+    return "fetch the checkpoint again"
+
+
+def check_folder(folder: Path, max_length: int) -> None:
+    """Refuse a checkpoint folder that trainer and generator can't load."""
     config = read_hf_config(folder)
     longest, rope = config.get("max_position_embeddings"), rope_parameters(config)
     if longest is not None and rope["rope_type"] == "yarn":
@@ -502,16 +557,9 @@ def check_folder(folder: Path, max_length: int) -> None:
             fix=f"use model.max_length={longest} or less",
         )
     if not (folder / "tokenizer.json").is_file():
-        raise UsageError(f"no tokenizer.json in {folder}", fix=FIX)
-    weights = weight_files(folder)
-    if not weights:
-        raise UsageError(f"no weights (*.safetensors) in {folder}", fix=FIX)
-    for file in weights:
-        try:
-            with safe_open(file, framework="np"):  # reads the header and compares it with the file's size
-                pass
-        except (SafetensorError, OSError) as error:
-            raise UsageError(f"{file} is damaged: {error}", fix="fetch the checkpoint again") from error
+        others = any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json"))
+        raise UsageError(f"no tokenizer.json in {folder}", fix=_convert("AutoTokenizer", folder) if others else FIX)
+    tensors_in(folder)
 
 
 def check_heads(hf: Mapping[str, Any], degree: int, context: int = 1) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import ModelSection
-from forge_env.errors import UsageError
+from forge_env.errors import UsageError, suggestion
 from forge_env.models import MODELS
 from trainers.model.folder import (
     GEMMA4,
@@ -326,10 +326,11 @@ def hub_config(name: str) -> dict[str, Any]:
     except HFValidationError:  # not a valid name on the hub
         cached = None
     if not isinstance(cached, str):
+        similar = {known.lower(): known for known in published()}.get(name.lower())
+        fetch = f"check the name, or fetch its config.json once: hf download {name} config.json"
         raise UsageError(
-            f"the shape of {name} is unknown",
-            fix=f"fetch its config.json once (hf download {name} config.json), or use a folder. "
-            f"Known are {', '.join(published())}",
+            f"there is no folder {name}, and as a model on the hub the shape of {name} is unknown",
+            fix=f"did you mean {similar!r}?" if similar else suggestion(name, published(), fetch),
         )
     return read_hf_config(Path(cached).parent)
 

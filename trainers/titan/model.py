@@ -27,6 +27,7 @@ from trainers.model.folder import (
     heads,
     is_linear,
     read_hf_config,
+    tensors_in,
     unused_tensors,
     weight_files,
     window,
@@ -47,14 +48,9 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 def check_weights(folder: Path) -> None:
     """Refuse a checkpoint whose files don't hold the tensors its `config.json` declares; only file headers are read."""
     hf = read_hf_config(folder)
-    expected, shapes = tensor_shapes(hf), dict[str, tuple[int, ...]]()
-    kinds = set[str]()
-    for file in weight_files(folder):
-        with safe_open(file, framework="np") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                part = opened.get_slice(name)
-                shapes[name] = tuple(part.get_shape())
-                kinds.add(part.get_dtype())
+    expected, tensors = tensor_shapes(hf), tensors_in(folder)
+    shapes = {name: shape for name, (_, shape) in tensors.items()}
+    kinds = {kind for kind, _ in tensors.values()}
     again = "fetch the checkpoint again"
     if absent := [name for name in expected if name not in shapes]:
         raise UsageError(f"{folder} lacks {_first(absent)}", fix=again)

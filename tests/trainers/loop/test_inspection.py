@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from forge_env.cli.main import main
 from tests.trainers.model.checkpoints import write_checkpoint
+from tests.trainers.model.families import family_folder
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -20,10 +21,7 @@ def described(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 
 
 def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_checkpoint("Llama 3.2", tmp_path / "model")
-    (folder / "tokenizer.json").write_text("{}")
-    template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
+    folder = family_folder(write_checkpoint("Llama 3.2", tmp_path / "model"), "smollm2")
     assert main(["model", "inspect", str(folder)]) == 0
     found = described(capsys)
     assert found["family"].startswith("llama: ")
@@ -31,9 +29,17 @@ def test_a_folder_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "GiB in F32" in found["files"]
     assert found["tools"].startswith("as text")
     assert found["trains"] == "yes: all weights or LoRA"
+    (folder / "chat_template.jinja").unlink()
+    assert main(["model", "inspect", str(folder)]) == 0
+    found = described(capsys)
+    assert found["chat format"].startswith("none in the folder")
+    assert found["trains"].startswith(f"no: {folder} has no chat template")
+    (folder / "tokenizer.json").write_text("{}")
+    assert main(["model", "inspect", str(folder)]) == 0
+    assert "tokenizer.json can't be read" in described(capsys)["trains"]
     (folder / "model.safetensors").write_bytes(b"damaged")
-    (folder / "tokenizer.json").unlink()
-    assert main(["model", "inspect", str(folder)]) in (1, 2)
+    assert main(["model", "inspect", str(folder)]) == 2
+    assert "model.safetensors is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,11 @@ def test_hub_name_without_a_network(name: str, family: str, head: str, capsys: p
     found = described(capsys)
     assert found["family"].startswith(f"{family}: ")
     assert head in found["parameters"]
+
+
+def test_tiny_is_built_by_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "inspect", "tiny"]) == 2
+    assert "is built when a run starts" in capsys.readouterr().err
 
 
 def test_a_gguf_file_is_converted_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_env.errors import UsageError
-from trainers.model.folder import FAMILIES, INDEX, check_hf_config, heads, kv_source, read_hf_config, weight_files
+from trainers.model.folder import (
+    FAMILIES,
+    INDEX,
+    check_folder,
+    check_hf_config,
+    heads,
+    kv_source,
+    read_hf_config,
+    tensors_in,
+    weight_files,
+)
 from trainers.plan.shape import hub_config, published
 
 
@@ -83,3 +94,56 @@ def test_a_key_without_a_value_is_missing(family: str) -> None:
 def test_weights_in_mxfp4_of_an_unknown_family_are_refused() -> None:
     with pytest.raises(UsageError, match="is a None model"):
         check_hf_config({"quantization_config": {"quant_method": "mxfp4"}}, "a model")
+
+
+@pytest.mark.parametrize(
+    ("change", "mistake"),
+    [
+        ({"hidden_size": "64"}, "hidden_size is '64', not a positive number"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, not a positive number"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0, not a positive number"),
+        ({"max_position_embeddings": "8k"}, "max_position_embeddings is '8k', not a positive number"),
+        ({"rope_scaling": "llama3"}, "rope_scaling is 'llama3', not an object"),
+        ({"layer_types": ["full_attention"]}, "layer_types doesn't list the kinds of 18 layers"),
+    ],
+)
+def test_a_value_that_no_model_can_have_is_named(change: dict[str, Any], mistake: str) -> None:
+    with pytest.raises(UsageError, match=r"config\.json of a model: ") as refused:
+        check_hf_config({**published()["google/gemma-3-270m"], **change}, "a model")
+    assert mistake in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("file", "fix"),
+    [
+        ("adapter_config.json", "forge-env export FOLDER TO"),
+        ("snapshots/abc/config.json", "use FOLDER/snapshots/abc"),
+        ("README.md", "model.path is 'tiny'"),
+    ],
+)
+def test_a_folder_without_a_model_suggests_what_to_do(file: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(UsageError, match=r"no config\.json") as refused:
+        read_hf_config(tmp_path)
+    assert fix.replace("FOLDER", str(tmp_path)) in (refused.value.fix or "")
+
+
+def test_files_that_transformers_can_convert_are_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published()["Qwen/Qwen3-0.6B"]))
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"no tokenizer\.json") as refused:
+        check_folder(tmp_path, 1)
+    assert "AutoTokenizer.from_pretrained" in (refused.value.fix or "")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(UsageError, match="no weights") as refused:
+        tensors_in(tmp_path)
+    assert "AutoModelForCausalLM.from_pretrained" in (refused.value.fix or "")
+
+
+@pytest.mark.parametrize(("content", "fix"), [("version https://git-lfs.github.com", "git lfs pull"), ("", "again")])
+def test_damaged_weights_are_named(content: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text(content)
+    with pytest.raises(UsageError, match=r"model\.safetensors is damaged") as refused:
+        tensors_in(tmp_path)
+    assert fix in (refused.value.fix or "")

@@ -173,6 +173,7 @@ def test_what_does_not_fit_is_said(plan: Plan) -> None:
         (("--reply", "5000"), "doesn't fit model.max_length=2048"),
         (("--model.path", "Nobody/Knows-1B"), "the shape of Nobody/Knows-1B is unknown"),
         (("--model.path", "no: model"), "the shape of no: model is unknown"),
+        (("--model.path", "qwen/qwen3-0.6b"), "did you mean 'Qwen/Qwen3-0.6B'?"),
         (("--generator.procs", "3"), "does not divide the model's num_attention_heads"),
     ],
 )
