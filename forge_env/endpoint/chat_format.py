@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -19,8 +18,18 @@ from forge_env.tools.chat_template import CHATML, ERRORS, ChatTemplate, settings
 from forge_env.types import Message, ToolSpec
 
 log = logging.getLogger(__name__)
-TokenReader = Callable[[list[int], list[ToolSpec], list[int]], Message]
-"""Parses `(sampled token ids, offered tools, prompt token ids)` into a message."""
+
+
+class TokenReader(Protocol):
+    """The trainer's chat format, which reads sampled tokens."""
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """Tokens that end an assistant turn; a server knows only those of the folder's settings."""
+
+    def parse(self, token_ids: list[int], tools: list[ToolSpec], prompt_ids: list[int]) -> Message:
+        """Parse sampled tokens into an assistant message."""
+
 
 PARSERS: dict[str, tuple[str, str | None]] = {
     "deepseek-r1": ("deepseek_v3", "deepseek_r1"),
@@ -156,7 +165,7 @@ class ChatFormat:
         return None if reason is None or self.template is None else f"{self.template.source} {reason}"
 
     def reader(self, model: str) -> TokenReader | None:
-        """The trainer's parser of sampled tokens; None if the trainer is not installed or doesn't know the format."""
+        """The trainer's chat format of a folder; None if the trainer is not installed or doesn't know the format."""
         entry = installed("forge_env.chat_formats").get("renderers")
         if entry is None or self.name is None or not Path(model).is_dir():
             return None

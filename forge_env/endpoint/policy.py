@@ -137,9 +137,9 @@ class EndpointSession(PolicySession):
         return reply
 
     def _read(self, reply: Reply) -> Message:
-        read_tokens, given = self._policy.read_tokens, reply.message
-        if read_tokens is not None and len(reply.token_ids) and self._policy.options.tools == "native":
-            return read_tokens(reply.token_ids.tolist(), self._tools, reply.prompt_ids.tolist())
+        reader, given = self._policy.reader, reply.message
+        if reader is not None and len(reply.token_ids) and self._policy.options.tools == "native":
+            return reader.parse(reply.token_ids.tolist(), self._tools, reply.prompt_ids.tolist())
         return read_turn(
             given.content,
             reasoning=given.reasoning_content,
@@ -223,8 +223,8 @@ class EndpointPolicy(Policy):
         self._served: list[str] = []
         self.largest: int | None = None
         """Token limit quoted by the endpoint when it refused a larger reply limit, or None."""
-        self.read_tokens: TokenReader | None = None
-        """The trainer's parser of this model's tokens, or None; the server's parsers may differ from it."""
+        self.reader: TokenReader | None = None
+        """The trainer's chat format of this model, or None; the server may parse and end turns differently."""
         self.refuses_reasoning = False
         """Whether the endpoint rejected a request with the model's thoughts and accepted it without them."""
         self.tell: Callable[[str], object] = lambda text: None
@@ -403,6 +403,8 @@ class EndpointPolicy(Policy):
             body["tools"] = [tool.to_openai() for tool in tools]
         if options.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.reader is not None:
+            body["stop_token_ids"] = self.reader.stop_token_ids
         if self.exact_tokens:
             body |= {"return_token_ids": True, "logprobs": True}
         return {**body, **options.extra}

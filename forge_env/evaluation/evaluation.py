@@ -427,7 +427,7 @@ async def open_policy(
         )
     policy = await stack.enter_async_context(EndpointPolicy(options))
     if server is not None:
-        policy.read_tokens = await asyncio.to_thread(server.format.reader, server.model)
+        policy.reader = await asyncio.to_thread(server.format.reader, server.model)
     try:
         await policy.check()
     except EndpointError as error:

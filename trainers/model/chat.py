@@ -381,10 +381,10 @@ class Chat:
         return toolset
 
 
-def token_reader(folder: Path, renderer: str) -> Callable[[list[int], list[ToolSpec], list[int]], Message] | None:
-    """`Chat.parse` for a checkpoint that a vLLM server samples; None if its tokenizer doesn't support the format."""
+def token_reader(folder: Path, renderer: str) -> Chat | None:
+    """The `Chat` of a checkpoint that a vLLM server samples; None if its tokenizer doesn't support the format."""
     try:
-        return Chat.named(renderer, folder, FolderTokenizer(folder), thinking=False).parse
+        return Chat.named(renderer, folder, FolderTokenizer(folder), thinking=False)
     except (UsageError, AssertionError, ValueError) as error:
         log.info("the turns of %s are read by the server's parsers: %s", folder, error)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from forge_env.tools.turns import is_malformed
 from forge_env.types import Message, ToolSpec
 from tests.forge_env.endpoint.server import completion
 from tests.forge_env.tools.test_turns import TURNS, nearly
+from tests.trainers.model.families import family_folder
 from trainers.model.chat import Chat, FolderTokenizer, token_reader
 
 pytestmark = pytest.mark.stack
@@ -98,16 +100,14 @@ def question(chat: Chat) -> list[int]:
     return chat.render(QUESTION, TOOLS)
 
 
-async def replies(
-    answers: list[dict[str, Any]], read_tokens: TokenReader | None = None, **options: Any
-) -> list[Message]:
+async def replies(answers: list[dict[str, Any]], reader: TokenReader | None = None, **options: Any) -> list[Message]:
     left = iter(answers)
 
     async def exchange(*_: Any, **__: Any) -> dict[str, Any]:
         return next(left)
 
     async with EndpointPolicy(EndpointOptions(model="m", retries=0, **options)) as policy:
-        policy.read_tokens = read_tokens
+        policy.reader = reader
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(policy._connections, "exchange", exchange)  # 200 turns are many for a server in a test
             return [(await policy.session(TOOLS).reply(QUESTION)).message for _ in answers]
@@ -187,6 +187,18 @@ async def test_what_vllms_own_parsers_make_of_a_turn_does_not_matter(chat: Chat)
     messages = await replies(answers, token_reader(Path(folder), "qwen3"))
     expected = [reading(sampled(chat, text, prompt)) for text in turns]
     assert [reading(message) for message in messages] == expected
+
+
+async def test_a_server_ends_turns_where_the_trainer_does(tmp_path: Path) -> None:
+    """A base model's folder names another end of text than the chat template writes."""
+    folder = family_folder(tmp_path, "smollm2")
+    tokenizer = FolderTokenizer(folder)
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends[1]}))
+    async with EndpointPolicy(EndpointOptions(model="m")) as policy:
+        assert "stop_token_ids" not in policy.request([], None)
+        policy.reader = token_reader(folder, "auto")
+        assert policy.request([], None)["stop_token_ids"] == ends
 
 
 # --- every format that the bundled tokenizer can write
