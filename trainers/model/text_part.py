@@ -19,6 +19,7 @@ from trainers.model.folder import (
     from_hub,
     is_packed,
     read_config,
+    tensors_in,
     text_family,
     unused_tensors,
     weight_files,
@@ -42,7 +43,7 @@ def text_part(folder: Path, out: Path) -> None:
     from safetensors.torch import save_file
     from transformers import AutoConfig
 
-    from trainers.model.writer import read_companions
+    from trainers.model.writer import read_companions, write_companions
 
     config = read_config(folder)
     packed, family = is_packed(config), text_family(config)
@@ -62,6 +63,7 @@ def text_part(folder: Path, out: Path) -> None:
     with written_whole(out) as staging, ExitStack() as stack:
         staging.mkdir(parents=True)
         weight_map: dict[str, str] = {}
+        tensors_in(folder)  # refuses missing and damaged files
         files = weight_files(folder)
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
         for file, source in zip(files, opened, strict=True):
@@ -70,8 +72,7 @@ def text_part(folder: Path, out: Path) -> None:
                 save_file(tensors, staging / file.name, {"format": "pt"})
             weight_map |= dict.fromkeys(tensors, file.name)
         index = {"metadata": {}, "weight_map": weight_map}
-        for name, content in read_companions(folder).items():
-            (staging / name).write_bytes(content)
+        write_companions(read_companions(folder), staging)
         for name, value in {"config.json": text, INDEX: index}.items():
             (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 

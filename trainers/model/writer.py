@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -27,13 +27,18 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from forge_env.errors import UsageError
 from forge_env.reading import ANYWHERE, LARGEST_TABLE, read_bytes
+from forge_env.tools.chat_template import ChatTemplate
 from trainers.model.folder import INDEX
 from trainers.model.parts import Part, Shape
 
 LARGEST = 5_000_000_000
 """Maximum bytes of weights in one file, unless a single tensor is larger."""
-COMPANIONS = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+COMPANIONS = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
 """Files of a model folder besides the weights."""
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """Names of data types in safetensors files."""
@@ -64,10 +69,20 @@ def write_model(
 
 def read_companions(folder: Path) -> dict[str, bytes]:
     """Read the files besides the weights of a model's folder, by name; in memory they outlive the folder."""
-    files = {name: folder / name for name in COMPANIONS}
-    return {
-        name: read_bytes(file, largest=LARGEST_TABLE, root=ANYWHERE) for name, file in files.items() if file.is_file()
-    }
+    files = {str(file.relative_to(folder)): file for name in COMPANIONS for file in folder.glob(name) if file.is_file()}
+    companions = {name: read_bytes(file, largest=LARGEST_TABLE, root=ANYWHERE) for name, file in files.items()}
+    with suppress(UsageError):  # its template can't be used
+        template = ChatTemplate.of(folder)
+        if template is not None and Path(template.source).name == "chat_template.json":  # of a processor, left out here
+            companions["chat_template.jinja"] = template.text.encode()
+    return companions
+
+
+def write_companions(companions: Mapping[str, bytes], folder: Path) -> None:
+    """Write the files besides the weights into a model's folder."""
+    for name, content in companions.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def save_shards(
@@ -173,8 +188,7 @@ class _FolderWriter(StorageWriter):
 
     def _describe(self, dtype: str) -> None:
         """Write the files besides the weights, with the data type in `config.json`."""
-        for name, content in self._companions.items():
-            (self._folder / name).write_bytes(content)
+        write_companions(self._companions, self._folder)
         config = json.loads(self._companions["config.json"])
         config["dtype" if "dtype" in config else "torch_dtype"] = dtype
         (self._folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ from trainers.model.folder import (
     window,
 )
 from trainers.model.tiny import END_OF_TURN, write_tokenizer
+from trainers.model.writer import write_companions
 from trainers.titan.device import use_device
 from trainers.titan.model import TitanModel
 
@@ -142,8 +143,7 @@ def write_shrunk(
     with TemporaryDirectory(prefix="forge-env-") as scratch:
         shape = Path(scratch)
         if "tokenizer.json" in companions:
-            for name, content in companions.items():
-                (shape / name).write_bytes(content)
+            write_companions(companions, shape)
         else:
             tokenizer = write_tokenizer(model, environment, seed, shape, SAMPLES)
             size = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -80,6 +80,17 @@ def test_hub_models_use_their_text_part(seeing: Path, tmp_path: Path, monkeypatc
     assert folder.stat().st_mtime_ns == written, "it is written once"
 
 
+def test_a_folder_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = {**SHAPE, **CHECKPOINTS["Gemma 3"]}
+    config = {"model_type": "gemma3", "text_config": text, "tie_word_embeddings": True}
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["model", "convert", str(folder), str(tmp_path / "out")]) == 2
+    assert "no weights (*.safetensors)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 

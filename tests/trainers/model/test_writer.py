@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,16 @@ def test_parts_that_overlap_are_refused(like: Path, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="could not write its shards: ValueError"):
         write_model([first, first], read_companions(like), tmp_path / "out", dtype=torch.float32)
     assert not (tmp_path / "out").exists()
+
+
+def test_trained_models_keep_every_chat_template(like: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(like, folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    (folder / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    write_model(Part.all_of({"a": tensor(2)}), read_companions(folder), tmp_path / "out", dtype=torch.float32)
+    names = ("additional_chat_templates/tool_use.jinja", "chat_template.jinja", "special_tokens_map.json")
+    written = [(tmp_path / "out" / name).read_text() for name in names]
+    assert written == ["tools", "of a processor", '{"bos_token": "<s>"}']
