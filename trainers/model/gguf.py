@@ -30,6 +30,8 @@ def _split(pattern: str) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [split, {**_BYTES, "use_regex": False}]}
 
 
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Supported values of `general.architecture`."""
 _DIGITS = {"type": "Digits", "individual_digits": True}
 PRE_TOKENIZERS: Mapping[str, dict[str, Any]] = {
     "gpt-2": {**_BYTES, "use_regex": True},
@@ -54,13 +56,8 @@ def convert(file: Path, out: Path, *, tell: Callable[[str], object]) -> None:
         reader = GGUFReader(file)
     except (ValueError, OSError, IndexError) as error:
         raise UsageError(f"{file} is not a GGUF file: {error}", fix="give a file of llama.cpp") from error
-    if any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
-        raise UsageError(f"{file} has scaled rotary positions, which are not converted", fix="use a checkpoint folder")
-    if _text(reader, "general.architecture") == "gemma4":  # transformers would assume defaults for them
-        raise UsageError(
-            f"{file} is a Gemma 4 model, whose windows, shared keys and capped logits are not converted",
-            fix="use a checkpoint folder",
-        )
+    if refusal := _refusal(reader):
+        raise UsageError(f"{file} {refusal}", fix="use the model's checkpoint folder")
     tensors, config = _weights(file, reader)
     with written_whole(out) as staging:
         files = {"config.json": config, **_tokenizer(file, reader, config)}
@@ -69,6 +66,19 @@ def convert(file: Path, out: Path, *, tell: Callable[[str], object]) -> None:
             companions["chat_template.jinja"] = template.encode()
         write_model(Part.all_of(tensors), companions, staging, dtype=torch.bfloat16)
     tell(_precision(reader, tensors))
+
+
+def _refusal(reader: Any) -> str | None:
+    """The reason why a file can't be converted; None if it can. transformers would ignore what is named here."""
+    kind = _text(reader, "general.architecture")
+    if kind not in ARCHITECTURES:
+        return f"has the architecture {kind!r}, which is not supported: only {', '.join(ARCHITECTURES)} are"
+    if (parts := reader.get_field("split.count")) is not None and parts.contents() > 1:
+        return f"is one of the {parts.contents()} files of a model: merge them with llama-gguf-split of llama.cpp"
+    scaling = _text(reader, f"{kind}.rope.scaling.type") or "none"
+    if scaling != "none" or any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
+        return "has scaled rotary positions, which are not converted"
+    return None
 
 
 def _weights(file: Path, reader: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -89,7 +99,12 @@ def _weights(file: Path, reader: Any) -> tuple[dict[str, torch.Tensor], dict[str
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     settings |= {"architectures": [type(model).__name__], "dtype": "bfloat16"}
-    return load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"], settings
+    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    absent = sorted(name for name, _ in model.named_parameters() if name not in tensors)  # a tied head counts once
+    if absent or len(tensors) != len(reader.tensors):
+        what = f"lacks {absent[0]}" if absent else f"has tensors that a {settings['model_type']} model lacks"
+        raise UsageError(f"{file} {what}", fix="use the model's checkpoint folder")
+    return tensors, settings
 
 
 def _tokenizer(file: Path, reader: Any, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,16 @@ def small_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_gguf(folder: Path, file: Path, kind: str, *, pre: str = "smollm", more: dict[str, Any] | None = None) -> None:
+def write_gguf(
+    folder: Path,
+    file: Path,
+    kind: str,
+    *,
+    pre: str = "smollm",
+    more: dict[str, Any] | None = None,
+    left_out: str = "",
+    fields: dict[str, Any] | None = None,
+) -> None:
     """Write a checkpoint folder as a GGUF file with float32 weights, as llama.cpp's converter does."""
     from gguf import GGUFWriter, TokenType
 
@@ -80,7 +89,11 @@ def write_gguf(folder: Path, file: Path, kind: str, *, pre: str = "smollm", more
     writer.add_token_merges([" ".join(pair) for pair in vocabulary["merges"]])
     writer.add_eos_token_id(VOCABULARY - 1)
     writer.add_chat_template(TEMPLATE)
-    for name, tensor in {**load_file(folder / "model.safetensors"), **(more or {})}.items():
+    for key, value in (fields or {}).items():
+        (writer.add_string if isinstance(value, str) else writer.add_uint16)(key, value)
+    tensors = {**load_file(folder / "model.safetensors"), **(more or {})}
+    tensors.pop(left_out, None)
+    for name, tensor in tensors.items():
         part = name.removeprefix("model.").removesuffix(".weight").removesuffix(".bias")
         values = tensor
         if part.startswith("layers."):
@@ -151,10 +164,17 @@ def test_what_can_t_be_converted_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "splits words by the rule 'deepseek-coder'" in refused(file, out, capsys)
     write_gguf(folder, file, "llama", more={"rope_freqs.weight": torch.ones(16)})
     assert "has scaled rotary positions" in refused(file, out, capsys)
-    write_gguf(folder, file, "gemma4")
-    assert "is a Gemma 4 model" in refused(file, out, capsys)
-    write_gguf(folder, file, "gptneox")
-    assert "is not supported" in refused(file, out, capsys)
+    for kind in ("gemma3", "gemma4", "gptneox"):
+        write_gguf(folder, file, kind)
+        assert f"has the architecture '{kind}', which is not supported" in refused(file, out, capsys)
+    write_gguf(folder, file, "llama", fields={"llama.rope.scaling.type": "yarn"})
+    assert "has scaled rotary positions" in refused(file, out, capsys)
+    write_gguf(folder, file, "llama", fields={"split.count": 3})
+    assert "is one of the 3 files of a model" in refused(file, out, capsys)
+    write_gguf(folder, file, "llama", left_out="model.layers.1.mlp.up_proj.weight")
+    assert "lacks model.layers.1.mlp.up_proj.weight" in refused(file, out, capsys)
+    write_gguf(folder, file, "llama", more={"model.layers.0.self_attn.v_proj.bias": torch.ones(64)})
+    assert "has tensors that a llama model lacks" in refused(file, out, capsys)
 
 
 def test_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
