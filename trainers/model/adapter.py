@@ -145,7 +145,12 @@ def check_base(folder: Path, base: Path, header: Mapping[str, str] | None = None
             metadata = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{folder / WEIGHTS} can't be read: {error}", fix="fetch the adapters again") from error
-    if metadata.get(_BASE) != (header or weights_header(base))[_BASE]:
+    if _BASE not in metadata:
+        raise UsageError(
+            f"{folder} has adapters that forge-env didn't write, so their base model can't be verified",
+            fix="merge them with PEFT (merge_and_unload), and use the folder of the merged model",
+        )
+    if metadata[_BASE] != (header or weights_header(base))[_BASE]:
         name = config["base_model_name_or_path"]
         raise UsageError(
             f"{folder} has adapters of another base model than {base}: they were trained on {name}, whose weights are "

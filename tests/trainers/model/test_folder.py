@@ -129,6 +129,7 @@ def test_a_folder_without_a_model_suggests_what_to_do(file: str, fix: str, tmp_p
     assert fix.replace("FOLDER", str(tmp_path)) in (refused.value.fix or "")
 
 
+@pytest.mark.stack
 def test_files_that_transformers_can_convert_are_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published()["Qwen/Qwen3-0.6B"]))
     (tmp_path / "tokenizer.model").write_bytes(b"")
@@ -141,9 +142,24 @@ def test_files_that_transformers_can_convert_are_told(tmp_path: Path) -> None:
     assert "AutoModelForCausalLM.from_pretrained" in (refused.value.fix or "")
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize(("content", "fix"), [("version https://git-lfs.github.com", "git lfs pull"), ("", "again")])
 def test_damaged_weights_are_named(content: str, fix: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text(content)
     with pytest.raises(UsageError, match=r"model\.safetensors is damaged") as refused:
         tensors_in(tmp_path)
     assert fix in (refused.value.fix or "")
+
+
+@pytest.mark.stack
+def test_adapters_of_another_program_are_told(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from trainers.model.adapter import CONFIG, WEIGHTS, check_base
+
+    config = {"peft_type": "LORA", "base_model_name_or_path": "org/model", "r": 8, "lora_alpha": 16}
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    save_file({"a": np.zeros(1, np.float32)}, tmp_path / WEIGHTS)
+    with pytest.raises(UsageError, match="that forge-env didn't write"):
+        check_base(tmp_path, tmp_path)
