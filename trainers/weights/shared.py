@@ -18,9 +18,10 @@ import mmap
 import os
 import struct
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 from weakref import WeakValueDictionary, finalize
@@ -52,6 +53,12 @@ class Block(mmap.mmap):
     file: Descriptor
     pinned: bool = False
     """Whether `pin` was called for it in this process."""
+    unpin: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        # not in a finalizer, which Python calls only after the memory is unmapped
+        if self.unpin is not None:
+            self.unpin()
 
     @property
     def room(self) -> int:
@@ -167,7 +174,7 @@ def pin(tensor: torch.Tensor) -> None:
         with suppress(RuntimeError):  # clears the error, which CUDA raises in the next operation
             torch.zeros(1, device="cuda")
         return
-    finalize(block, cuda.cudaHostUnregister, tensor.data_ptr()).atexit = False
+    block.unpin = partial(cuda.cudaHostUnregister, tensor.data_ptr())
 
 
 def reuse(tensor: torch.Tensor) -> bool:

@@ -104,6 +104,7 @@ class Driver:
         return self.error
 
     def cudaHostUnregister(self, address: int) -> int:
+        assert f"{address:x}-" in Path("/proc/self/maps").read_text(), "it is unmapped already"
         del self.pinned[address]
         return 0
 
