@@ -68,8 +68,8 @@ def merged(
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 layer = PREFIX + name.removesuffix(".weight")
                 if (down := adapters.get(layer + DOWN)) is not None:
-                    weight = opened.get_tensor(name).to(device, torch.float32)
-                    up, down = (factor.to(device, torch.float32) for factor in (adapters[layer + UP], down))
+                    tensors = opened.get_tensor(name), adapters[layer + UP], down
+                    weight, up, down = (each.to(device).float() for each in tensors)  # copied in their own precision
                     yield name, torch.addmm(weight, up, down)
                 elif everything:
                     yield name, opened.get_tensor(name)

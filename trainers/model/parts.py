@@ -50,7 +50,8 @@ class Part:
 
     def put(self, values: torch.Tensor) -> None:
         """Overwrite the box with `values`, which have its shape."""
+        values = values.to(self.tensor.device)  # or torch would convert them before the copy, on the CPU
         if self.rows is None:
             self.tensor.copy_(values)
         else:
-            self.tensor.index_copy_(0, self.rows.to(self.tensor.device), values.to(self.tensor))
+            self.tensor.index_copy_(0, self.rows.to(self.tensor.device), values.to(self.tensor.dtype))

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_env.job.addresses import Address
 from tests.trainers.actors.workers import certificates
@@ -335,6 +337,30 @@ def test_boxes_of_several_processes_make_one_tensor() -> None:
     assert torch.equal(found["norm"], torch.ones(3))
     with pytest.raises(ValueError, match=r"24 elements, of which 16 .*: give `Sender.publish` the offers of all"):
         dict(Flat(layouts[:2], [layout.pack(own) for layout, own in zip(layouts[:2], parts, strict=False)]))
+
+
+class Operations(TorchDispatchMode):
+    """The device and data type of each operation's result."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[tuple[str, torch.dtype]] = []
+
+    def __torch_dispatch__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.seen.append((result.device.type, result.dtype))
+        return result
+
+
+@pytest.mark.parametrize("rows", [None, torch.tensor([1, 0])])
+def test_weights_are_converted_after_the_copy_to_the_device(rows: torch.Tensor | None) -> None:
+    """That is half the bytes, and torch would convert them on the CPU."""
+    tensor, values = torch.empty(2, 3, device="meta"), torch.ones(2, 3, dtype=torch.bfloat16)
+    with Operations() as operations:
+        Part("matrix", (0, 0), (2, 3), tensor, rows).put(values)
+    assert operations.seen[0] == ("meta", torch.bfloat16)
+    assert operations.seen[-1] == ("meta", torch.float32)
 
 
 def test_weights_leave_in_the_precision_that_generators_compute_with() -> None:
