@@ -7,6 +7,7 @@ python -m benchmarks accept --stages machine speed  some stages only
 Each stage runs in a separate process; if it fails, the next one still runs. `speed` (all weights) and `speed-8b` (LoRA)
 use random weights in the shape of real models, `families` small random models, `language-model` SmolLM2, and the others
 the checkpoint that is bundled with forge-env. `--out` receives results.json, results.md and the output of each stage.
+A stage that takes too long is killed with all its processes; so are all, if this program is killed.
 """
 
 from __future__ import annotations
@@ -19,18 +20,23 @@ import json
 import math
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from benchmarks.frame import call, has_succeeded, machine, metrics, shape_folder, summary, table
 from benchmarks.mismatch import after_updates, differences, sample, segment
@@ -55,6 +61,10 @@ TIMEOUT_S = 900
 """Seconds after which a stage is killed and fails."""
 RUN_S, FAMILY_S = 720, 240
 """Time limits of a training run and of a model family's process; beyond them, the stage fails."""
+GONE_S = 30
+"""Seconds that killed processes have to end: the driver first frees their GPU memory."""
+MODEL = "model"
+"""Folder below `--out` with the random weights of a stage, which is removed after it."""
 QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, hidden_dim=3072, rope_theta=1e6)
 QWEN3_8B = TinyModel(layers=36, dim=4096, heads=32, kv_heads=8, head_dim=128, hidden_dim=12288, rope_theta=1e6)
 VOCABULARY = {"cuda": 151936, "cpu": 4096}
@@ -70,11 +80,26 @@ class Options:
     """Folder of the results and of the training runs."""
     steps: int = 0
     """Training steps of the stage `learning`; 0: by device."""
+    terminal: IO[str] = sys.stdout
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def on_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return self.device == "cuda"
+
+    def progress(self, text: str) -> None:
+        """Print what a stage does next, with the seconds since its start, on the terminal and in its output."""
+        for stream in dict.fromkeys((self.terminal, sys.stdout)):
+            print(f"  [{duration(time.monotonic() - self.started)}] {text}", file=stream, flush=True)
+
+    @contextmanager
+    def measured(self, stage: Stage, name: str) -> Iterator[None]:
+        """Print the name of a part of a stage, and record its seconds."""
+        self.progress(name)
+        started = time.perf_counter()
+        yield
+        stage.figures[f"{name}, s"] = time.perf_counter() - started
 
 
 def check_machine(options: Options) -> Stage:
@@ -120,6 +145,7 @@ def check_kernels(options: Options) -> Stage:
     lengths = [rng.randrange(20, 500) for _ in range(12)]
     shared = [0, *(rng.randrange(min(pair)) for pair in itertools.pairwise(lengths))]
     for kind, row in (("attention", Row.of(lengths)), ("attention of a tree", Row.of(lengths, shared))):
+        options.progress(kind)
         exact = attend(inputs(row, torch.float64), PackedLayout.of(row, where))
         for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
             values = attend(inputs(row, dtype), layout_of(row, where))
@@ -148,6 +174,7 @@ async def check_agreement(options: Options, engine: str) -> Stage:
     prepare_controller()
     stage, folder = Stage(), checkpoint_folder("coding_rlvr_base")
     assert folder is not None
+    options.progress("start trainer and generator, compare after 0 and 8 weight updates")
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
         taken = await after_updates(recipe(options, engine=engine, path=str(folder)), folder, (0, 8), Path(scratch))
     for count, apart in taken.items():
@@ -162,56 +189,79 @@ async def check_speed(options: Options, shape: TinyModel, lora: LoRASection | No
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses import GRPOLoss
 
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # the stage's output then shows what takes long in a start
     prepare_controller()
     on_gpu, stage = options.on_gpu, Stage()
     dtype, length = ("bfloat16", 2048) if on_gpu else ("float32", 512)
     config = recipe(options, engine="async_llm", dtype=dtype, length=length)
     if lora is not None:
         config.lora, config.trainer.activation_checkpoint = lora, "full"
-    with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
-        section = config.model.model_copy(update={"tiny": shape if on_gpu else TinyModel()})
-        changes = {"tie_word_embeddings": lora is None}
-        model = shape_folder(Path(scratch, "model"), section, VOCABULARY[options.device], changes)
-        started = time.perf_counter()
-        command = call("benchmarks.accept:random_weights", str(model), options.device)
-        await asyncio.to_thread(subprocess.run, command, check=True)
-        stage.figures["write the model, s"] = time.perf_counter() - started
-        async with Stack(config) as stack:
+        if on_gpu:  # of 80 GB
+            config.trainer.microbatch_tokens, config.generator.kv_cache_gb = 8192, 12
+    section = config.model.model_copy(update={"tiny": shape if on_gpu else TinyModel()})
+    # one name in each run, which is part of the key of vLLM's cache of compiled graphs
+    model = shape_folder(
+        options.out / MODEL, section, VOCABULARY[options.device], {"tie_word_embeddings": lora is None}
+    )
+    async with Stack(config) as stack:
+        generators = stack.generators(model)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(generators.start())  # imports vLLM meanwhile
+            with options.measured(stage, "write the model"):
+                command = call("benchmarks.accept:random_weights", str(model), options.device)
+                await asyncio.to_thread(subprocess.run, command, check=True)
+            generators.model_ready.set()
             started = time.perf_counter()
-            trainer = await stack.start_trainer(model)
-            stage.figures["start the trainer, s"] = time.perf_counter() - started
-            started = time.perf_counter()
-            generators = await stack.start_generators(model)
-            stage.figures["start of the generator, s"] = time.perf_counter() - started
-            await trainer.configure(
-                OptimizerSection(lr=1e-6),
-                loss=GRPOLoss(),
-                steps=100,
-                microbatch_tokens=config.trainer.microbatch_tokens,
-            )
-            count, tokens = (256, 512) if on_gpu else (16, 64)
-            rng = random.Random(0)
-            prompts = [[rng.randrange(10, 300) for _ in range(150)] for _ in range(count)]
-            await sample(generators, prompts[:8], 16)
-            started = time.perf_counter()
-            completions = await sample(generators, prompts, tokens)
-            sampled = sum(len(each.token_ids) for each in completions)
-            rate = sampled / (time.perf_counter() - started)
-            stage.at_least("generator, tokens/s", rate, (10_000 if lora is None else 2_000) if on_gpu else 1)
-            apart = await differences(trainer, completions[:32])
-            stage.figures["largest mismatch"] = float(apart.max())
-            stage.at_most("mean mismatch", apart.mean(), 0.03)
-            batch = [segment(each, random.Random(number).uniform(-1, 1)) for number, each in enumerate(completions)]
-            steps = [await trainer.train_step(batch) for _ in range(3 if on_gpu else 2)]
-            stage.figures |= {"trainer, tokens/s": steps[-1]["tokens_per_s"], "first step, s": steps[0]["train_s"]}
-            stage.figures |= {"next steps, s": steps[-1]["train_s"]}
-            if on_gpu:
-                stage.at_least("trainer, model FLOPs utilisation", steps[-1].get("mfu", 0.0), 0.15)
-            await _sync(stage, trainer, generators)
-            if on_gpu:
-                stage.figures["GPU memory in use, GiB"] = gpu_state()[3]
-            await generators.halt()
+            with options.measured(stage, "start the trainer"):
+                trainer = await stack.start_trainer(model)
+            options.progress("start the generator")
+        stage.figures["start trainer and generator, s"] = time.perf_counter() - started
+        await trainer.configure(
+            OptimizerSection(lr=1e-6 if lora is None else 1e-3),
+            loss=GRPOLoss(),
+            steps=100,
+            microbatch_tokens=config.trainer.microbatch_tokens,
+        )
+        await _speed(options, stage, trainer, generators, lora=lora is not None)
+        await generators.halt()
     return stage
+
+
+async def _speed(options: Options, stage: Stage, trainer: Any, generators: Any, *, lora: bool) -> None:
+    """Sample, train and send weights; then compare log-probs again."""
+    on_gpu = options.on_gpu
+    count, tokens = (128 if lora else 256, 512) if on_gpu else (16, 64)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(10, 300) for _ in range(150)] for _ in range(count)]
+    options.progress("first requests")
+    await sample(generators, prompts[:8], 16)
+    started = time.perf_counter()
+    with options.measured(stage, f"sample {count} times {tokens} tokens"):
+        completions = await sample(generators, prompts, tokens)
+    rate = sum(len(each.token_ids) for each in completions) / (time.perf_counter() - started)
+    stage.at_least("generator, tokens/s", rate, (2_000 if lora else 10_000) if on_gpu else 1)
+    options.progress("log-probs")
+    apart = await differences(trainer, completions[:32])
+    stage.figures["largest mismatch"] = float(apart.max())
+    stage.at_most("mean mismatch", apart.mean(), 0.03)
+    batch = [segment(each, random.Random(number).uniform(-1, 1)) for number, each in enumerate(completions)]
+    steps = []
+    for number in range(1, 4 if on_gpu else 3):
+        options.progress(f"step {number}")
+        steps.append(await trainer.train_step(batch))
+    stage.figures |= {"trainer, tokens/s": steps[-1]["tokens_per_s"], "first step, s": steps[0]["train_s"]}
+    stage.figures |= {"next steps, s": steps[-1]["train_s"]}
+    if on_gpu:
+        stage.at_least("trainer, model FLOPs utilisation", steps[-1].get("mfu", 0.0), 0.15)
+    with options.measured(stage, "weight syncs"):
+        await _sync(stage, trainer, generators)
+    if on_gpu:
+        stage.figures["GPU memory in use, GiB"] = gpu_state()[3]
+    stage.figures["change of log-probs by training, mean"] = float(
+        (await differences(trainer, completions[:32])).mean()
+    )
+    apart = await differences(trainer, await sample(generators, prompts[:32], 64))
+    stage.at_most("mean mismatch after the weight syncs", apart.mean(), 0.03)
 
 
 def random_weights(folder: str, device: str) -> None:
@@ -249,6 +299,7 @@ def check_families(options: Options) -> Stage:
         pairs = [pair for pair in itertools.product(names, dtypes) if is_supported(options, folders[pair[0]], pair[1])]
         results = pool.map(lambda pair: compare_family(options, folders[pair[0]], pair[1]), pairs)
         for (name, dtype), result in zip(pairs, results, strict=True):
+            options.progress(f"{name}, {dtype}: {result}")
             if isinstance(result, str):
                 stage.figures[f"{name}, {dtype}: error"] = result
                 stage.at_least(f"{name}, {dtype}: completed", 0, 1)
@@ -361,7 +412,7 @@ def train(name: str, options: Options, overrides: Sequence[str], file: str = "co
     shutil.rmtree(folder, ignore_errors=True)
     started = time.perf_counter()
     with start(name, options, overrides, file=file).watched() as training:
-        code = training.wait(RUN_S)
+        code = follow(options, training)
     stage.figures["wall, s"] = time.perf_counter() - started
     stage.at_most("exit code", abs(code), 0)
     if code != 0 or not has_succeeded(folder):
@@ -379,21 +430,41 @@ def train(name: str, options: Options, overrides: Sequence[str], file: str = "co
     return stage, result
 
 
+def follow(options: Options, training: Training) -> int:
+    """Wait for the end of a run and show what it prints; returns its exit code."""
+    shown = len(training.printed)
+
+    def ended() -> bool:
+        nonlocal shown
+        done, printed = training.process.poll() is not None, training.printed
+        end = printed.rfind("\n") + 1
+        for line in printed[shown:end].splitlines():
+            options.progress(line)
+        shown = max(shown, end)
+        return done
+
+    training.until(ended, RUN_S, "its end")
+    return int(training.process.returncode)
+
+
 def check_life(options: Options) -> Stage:
     """Kill a run's generator, then interrupt the run and resume it; no process may remain on the GPU."""
     stage, steps = Stage(), 20 if options.on_gpu else 10
     folder = options.out / "accept-life"
     shutil.rmtree(folder, ignore_errors=True)
     with start("life", options, [f"grpo.steps={steps}"]).watched() as training:
+        options.progress("train two steps")
         training.until_step(2, START_S)
+        options.progress("kill the generator, train two more")
         started = time.perf_counter()
         os.kill(training.process_of_generator(), signal.SIGKILL)
         training.until_step(max(training.steps) + 2)
         stage.at_most("from killing the generator to the second step after, s", time.perf_counter() - started, 180)
+        options.progress("interrupt")
         stage.figures["exit code after an interrupt"] = training.interrupt()
     started = time.perf_counter()
     with start("life", options, [], resume=True).watched() as training:
-        stage.at_most("exit code of the resumed run", abs(training.wait(RUN_S)), 0)
+        stage.at_most("exit code of the resumed run", abs(follow(options, training)), 0)
     stage.at_least("resumed run has succeeded", has_succeeded(folder), 1)
     stage.figures["resumed run, s"] = time.perf_counter() - started
     if options.on_gpu:
@@ -428,14 +499,14 @@ def recipe(
     options: Options, *, engine: str, path: str = "tiny", dtype: str = "float32", length: int = 512
 ) -> RunConfig:
     """Recipe with trainer and generator on one device."""
-    on_gpu = options.on_gpu
+    on_gpu, both = options.on_gpu, {"engine": engine, "spare": False}
     return RunConfig(
         environment=EnvironmentSection(name="coding_rlvr"),
         model=ModelSection.model_validate({"path": path, "dtype": dtype, "max_length": length}),
         generator=GeneratorSection.model_validate(
-            {"engine": engine, "with_gpus": on_gpu, "kv_cache_gb": 16 if length > 512 else 1, "max_num_seqs": 256}
+            {**both, "with_gpus": True, "kv_cache_gb": 16 if length > 512 else 1, "max_num_seqs": 256}
             if on_gpu
-            else {"engine": engine, "with_gpus": False}
+            else {**both, "with_gpus": False}
         ),
         trainer=TrainerSection(with_gpus=on_gpu, microbatch_tokens=16384 if on_gpu else 2048),
         job=JobSection(share_gpus=on_gpu),
@@ -470,30 +541,64 @@ def gpu_state() -> tuple[str, str, float, float]:
 
 
 def one_stage(name: str, device: str, out: str, steps: int) -> None:
-    """Run a stage in this process, and write its result."""
-    stage: Any = STAGES[name](Options(device, Path(out), steps))
+    """Run a stage in this process, the first of a session, and write its result; its output goes to a file."""
+    threading.Thread(target=_end_with, args=(os.pidfd_open(os.getppid()),), daemon=True).start()
+    terminal = os.fdopen(os.dup(1), "w")
+    log = os.open(Path(out, f"{name}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    stage: Any = STAGES[name](Options(device, Path(out), steps, terminal))
     result = asyncio.run(stage) if inspect.iscoroutine(stage) else stage
     Path(out, f"{name}.json").write_text(json.dumps(asdict(result)))
 
 
+def _end_with(starter: int) -> None:
+    """Wait for the end of a process, given by its descriptor; then end this process's session."""
+    ended = select.poll()
+    ended.register(starter, select.POLLIN)
+    ended.poll()
+    end_session(os.getpid())
+
+
+def end_session(leader: int) -> int:
+    """Kill the processes of a session, also those in other process groups; returns how many there were."""
+    processes = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
+    for process in sorted(processes, key=lambda each: each.pid == os.getpid()):  # this process is the last
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, GONE_S)
+    return len(processes)
+
+
 def run_stage(name: str, options: Options) -> dict[str, Any]:
-    """Run a stage in a separate process and return its result."""
-    result, log = options.out / f"{name}.json", options.out / f"{name}.log"
+    """Run a stage in a session of its own, which ends with it, and return its result."""
+    result, model = options.out / f"{name}.json", options.out / MODEL
     result.unlink(missing_ok=True)
+    shutil.rmtree(model, ignore_errors=True)
     command = call("benchmarks.accept:one_stage", name, options.device, str(options.out), options.steps)
     started = time.perf_counter()
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            code: int | str = process.wait(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = f"timed out after {TIMEOUT_S} s"
+    code = in_session(command, TIMEOUT_S)
     seconds = time.perf_counter() - started
+    shutil.rmtree(model, ignore_errors=True)
     data: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {"figures": {}, "checks": []}
     data |= {"stage": name, "seconds": seconds, "code": code}
     return data
+
+
+def in_session(command: Sequence[str], seconds: float) -> int | str:
+    """Run a command in a new session, and kill what is left of it; returns its exit code, or that it took too long."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return f"timed out after {seconds:g} s"
+    finally:
+        end_session(process.pid)
+        process.wait()
 
 
 def report(stages: Sequence[dict[str, Any]]) -> list[str]:

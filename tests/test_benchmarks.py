@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
+import os
 import re
 import subprocess
 import sys
+import time
 from mmap import mmap
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 import pytest
 
 pytest.importorskip("monarch")  # of the training stack
@@ -100,6 +104,50 @@ def test_the_gpu_check_leaves_out_what_recipes_may_not_use(tmp_path: Path) -> No
         for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16"), ("cuda", "float32"))
     ]
     assert supported == [True, True, False]
+
+
+LEAVING = """if True:
+    import signal, subprocess, sys
+    left = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+    process = subprocess.Popen(left, process_group=0, stdout=subprocess.PIPE)  # as Monarch's
+    process.stdout.readline()
+    print(process.pid, flush=True)
+"""
+
+
+def ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_stage_of_the_gpu_check_leaves_no_process(capfd: pytest.CaptureFixture[str]) -> None:
+    assert accept.in_session([sys.executable, "-c", LEAVING], 60) == 0
+    assert ended(int(capfd.readouterr().out))
+
+
+def test_a_stage_that_hangs_ends_with_all_its_processes() -> None:
+    command = [sys.executable, "-c", f"{LEAVING}    signal.pause()"]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        left = int(process.stdout.readline())
+        assert accept.end_session(process.pid) == 2
+    assert ended(left)
+    assert accept.in_session(command, 0.01) == "timed out after 0.01 s"
+
+
+def test_a_stage_ends_with_the_check_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions: list[int] = []
+    monkeypatch.setattr(accept, "end_session", sessions.append)
+    with subprocess.Popen(["true"]) as starter:
+        accept._end_with(os.pidfd_open(starter.pid))
+    assert sessions == [os.getpid()]
+
+
+def test_a_part_of_a_stage_is_shown_with_the_time(tmp_path: Path) -> None:
+    terminal, stage = io.StringIO(), accept.Stage()
+    options = accept.Options("cpu", tmp_path, terminal=terminal, started=time.monotonic() - 61)
+    with options.measured(stage, "start the trainer"):
+        assert terminal.getvalue() == "  [1m01s] start the trainer\n"
+    assert list(stage.figures) == ["start the trainer, s"]
 
 
 @pytest.mark.slow

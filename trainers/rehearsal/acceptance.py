@@ -138,6 +138,11 @@ class Training:
             return (self.folder / "run.log").read_text(encoding="utf-8", errors="replace")
         return ""
 
+    @property
+    def printed(self) -> str:
+        """What the run has printed, if its output goes to a file."""
+        return "" if self._output is None else self._output.read_text(encoding="utf-8", errors="replace")
+
     def lives(self, actor: str) -> list[int]:
         """Process ids of an actor, the newest last."""
         return [int(found) for found in re.findall(rf"\b{actor}: process (\d+)", self.log)]
@@ -193,10 +198,9 @@ class Training:
 
     def failure(self, happened: str) -> RunFailedError:
         """An error with what happened and with the run's own message, if it has one."""
-        output = "" if self._output is None else self._output.read_text(encoding="utf-8", errors="replace")
-        errors = list(_FAILURE.finditer(output))
+        errors = list(_FAILURE.finditer(self.printed))
         if not errors:
-            warnings = [line.partition("warning: ")[2] for line in output.splitlines() if "warning: " in line]
+            warnings = [line.partition("warning: ")[2] for line in self.printed.splitlines() if "warning: " in line]
             cause = f"; the run's last warning: {warnings[-1]}" if warnings else ""
             return RunFailedError(happened + cause, fix=f"see {self.folder / 'run.log'}; a busy machine is slow")
         return RunFailedError(f"{happened}: {errors[-1]['message']}", fix=errors[-1]["fix"])
