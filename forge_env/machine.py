@@ -171,6 +171,14 @@ def gpus() -> list[GPU]:
     return _nvidia_gpus() or _amd_gpus()
 
 
+def gpus_hidden() -> str:
+    """What may hide GPUs from `gpus`, in parentheses after a space; empty if nothing does."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return ""
+    return f" (with CUDA_VISIBLE_DEVICES={visible!r}: numbers or UUIDs of whole GPUs; MIG is not supported)"
+
+
 def showing(uuids: Iterable[str]) -> dict[str, str]:
     """Environment variables that make only these GPUs visible to a process."""
     listed = ",".join(uuids)

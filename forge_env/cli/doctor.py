@@ -126,7 +126,8 @@ def _training() -> Iterator[Finding]:
             yield _gpu_trial(build)
         else:
             fix = "install the GPU driver, or the CPU packages: make setup STACK=cpu"
-            yield Finding("missing", "gpu", "torch and vLLM are built for GPUs, but this machine has none", fix)
+            detail = f"torch and vLLM are built for GPUs, but this machine has none{machine.gpus_hidden()}"
+            yield Finding("missing", "gpu", detail, fix)
     if kind == "rocm":
         yield Finding("note", "AMD GPUs", "forge-env is untested on them (docs/rocm.md)")
 

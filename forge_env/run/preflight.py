@@ -102,7 +102,7 @@ def check_gpus(config: RunConfig) -> None:
     check_least_gpus(len(machine.gpus()), "this machine has")
     if config.rolls_out and not config.generator.with_gpus and machine.torch_build() in ("cuda", "rocm"):
         raise ForgeError(
-            "the installed vLLM is built for GPUs and can't generate on the CPU",
+            f"the installed vLLM is built for GPUs and can't generate on the CPU{machine.gpus_hidden()}",
             fix="set generator.with_gpus=true, or install the CPU packages: make setup STACK=cpu",
         )
     needed, total = gpus_by_role(config), needed_gpus(config)
@@ -119,7 +119,8 @@ def check_gpus(config: RunConfig) -> None:
         smaller += "no reference model (grpo.beta=0), "
     others = f", of which other runs have {visible - unclaimed}" if visible > unclaimed else ""
     raise ForgeError(
-        f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {visible}{others}",
+        f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {visible}{others}"
+        f"{machine.gpus_hidden()}",
         fix=f"use {smaller}a bigger machine, or run on the CPU with {cpu}",
     )
 

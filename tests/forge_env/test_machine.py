@@ -37,6 +37,13 @@ def test_visible_gpus(monkeypatch: pytest.MonkeyPatch, visible: str | None, expe
     assert [gpu.index for gpu in machine.gpus()] == expected
 
 
+def test_a_variable_that_hides_gpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.gpus_hidden() == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c6d4f1ef")
+    assert "CUDA_VISIBLE_DEVICES='MIG-c6d4f1ef'" in machine.gpus_hidden()
+
+
 def test_a_machine_without_the_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert machine.gpus() == []

@@ -438,9 +438,15 @@ def holds_published(engine: Any) -> bool:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Convert errors that vLLM raises for its arguments into a `UsageError`."""
+    """Convert errors of vLLM's start: those that it raises for its arguments into a `UsageError`."""
     try:
         yield
+    except RuntimeError as error:
+        raise GeneratorError(
+            f"vLLM did not start: {error}",
+            fix="run.log has the errors of its processes; if a GPU's memory ran out, lower generator.kv_cache_gb or "
+            "generator.gpu_memory_utilization",
+        ) from error
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"vLLM rejects its arguments: {error}", fix="see the generator section of the recipe"

@@ -22,6 +22,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: setattr(current, "device", index))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: None)
 
 
@@ -38,6 +39,16 @@ async def test_every_thread_of_a_rank_computes_on_its_gpu(rank: int, device: int
     assert set(await asyncio.gather(asyncio.to_thread(compute), asyncio.to_thread(compute))) == {device}
     with ThreadPoolExecutor(1, initializer=ranks.on_this_gpu()) as thread:
         assert thread.submit(torch.cuda.current_device).result() == device
+
+
+async def test_a_rank_whose_gpus_cannot_be_used_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_old() -> None:
+        raise RuntimeError("the driver is too old")
+
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(RuntimeError, match="the driver is too old"):
+        ranks.join(None, 0, 2, with_gpus=True)
 
 
 def test_without_a_gpu_threads_need_no_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,6 +346,19 @@ async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: py
     assert refused.value.fix == "see the generator section of the recipe"
 
 
+async def test_an_engine_that_does_not_start_says_where_the_cause_is(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    monkeypatch.setattr(sys.modules["vllm"], "EngineArgs", fail)
+    with pytest.raises(GeneratorError, match="did not start: Engine core initialization failed") as failed:
+        InProcessEngine({})
+    assert failed.value.fix is not None
+    assert failed.value.fix.startswith("run.log has the errors")
+
+
 @pytest.mark.parametrize("sinks", [[], [("model.layers.0.self_attn.sinks", "values")]], ids=["none", "sinks"])
 def test_only_weights_that_a_reload_skips_are_loaded_after_it(fake: Fake, sinks: list[tuple[str, Any]]) -> None:
     pytest.importorskip("torch")
