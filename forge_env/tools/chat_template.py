@@ -121,10 +121,11 @@ class ChatTemplate:
             TemplateError: the template rejects the conversation, leaves out calls, or exceeds a limit (see `ERRORS`).
         """
         calls = max((len(message.get("tool_calls") or ()) for message in messages), default=0)
-        if calls and self._most_calls is not None and calls > self._most_calls:
+        most = self._most_calls[bool(tools)] if calls else None
+        if most is not None and calls > most:
+            split = "put each call in a separate message, or " if most else ""
             raise jinja2.TemplateError(
-                f"{self.source} writes {self._most_calls} of the {calls} tool calls in a message: put each call in a "
-                "separate message, or use model.tools=text"
+                f"{self.source} writes {most} of the {calls} tool calls in a message: {split}use model.tools=text"
             )
         template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         variables = self._special_tokens | options
@@ -143,15 +144,20 @@ class ChatTemplate:
         return self._tool_use[0]
 
     @functools.cached_property
-    def _most_calls(self) -> int | None:
-        """Number of calls in a message that the template writes, if it leaves out further ones without an error."""
-        self.__dict__["_most_calls"] = None  # for the two conversations that follow
-        last = _call("call_1", PROBE, json.dumps({"key": PROBE}))
-        for most, calls in enumerate(([last], [_call("call_0"), last])):
-            text = self._try([*_asked(), {"role": "assistant", "content": "", "tool_calls": calls}])
-            if text is not None and PROBE not in text:
-                return most
-        return None
+    def _most_calls(self) -> dict[bool, int | None]:
+        """Number of calls in a message that the template writes, if it leaves out further ones without an error.
+
+        It depends on whether tools are given, with which another template may be used.
+        """
+        self.__dict__["_most_calls"] = most = dict[bool, int | None].fromkeys((False, True))  # for `_try` below
+        last = _call("call00001", PROBE, json.dumps({"key": PROBE}))
+        for count, calls in enumerate(([last], [_call("call00000"), last])):
+            for tools in (False, True):
+                message = {"role": "assistant", "content": "", "tool_calls": calls}
+                text = self._try([*_asked(), message], [PROBE_TOOL] if tools else None)
+                if most[tools] is None and text is not None and PROBE not in text:
+                    most[tools] = count
+        return most
 
     @functools.cached_property
     def _short_ids(self) -> bool:

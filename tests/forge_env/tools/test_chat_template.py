@@ -175,6 +175,17 @@ def test_calls_that_a_template_would_leave_out_are_refused(written: str, most: i
                 render(text, messages)
 
 
+def test_calls_may_be_written_only_by_the_template_for_tools() -> None:
+    """As in Hermes 2 Pro."""
+    text = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    template = ChatTemplate({"default": "plain", "tool_use": text}, {}, "a test")
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "fg"]
+    messages = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]
+    assert template.render(messages, [{}]) == "fg"
+    with pytest.raises(TemplateError, match=r"writes 0 of the 2 tool calls in a message: use model\.tools=text"):
+        template.render(messages)
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [("c.function.arguments | items | list", "[('arguments', '{bad')]"), ("c.function.arguments | tojson", '"{bad"')],
