@@ -63,7 +63,7 @@ RUN_S, FAMILY_S = 720, 240
 """Time limits of a training run and of a model family's process; beyond them, the stage fails."""
 GONE_S = 30
 """Seconds that killed processes have to end: the driver first frees their GPU memory."""
-MODEL = "model"
+MODEL = "accept-model"
 """Folder below `--out` with the random weights of a stage, which is removed after it."""
 QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, hidden_dim=3072, rope_theta=1e6)
 QWEN3_8B = TinyModel(layers=36, dim=4096, heads=32, kv_heads=8, head_dim=128, hidden_dim=12288, rope_theta=1e6)
