@@ -41,6 +41,7 @@ def render(text: str, messages: list[dict[str, Any]] = QUESTION, **options: Any)
         "{{ '{:0999999999d}'.format(1) }}",
         "{{ '{:>99999999}'.format(1) | length }}",
         "{{ 'a'.format_map | length }}",
+        "{{ ('{:>99999999}' | attr('format'))(1) | length }}",
         "{{ [1] | tojson(indent=10**9) }}",
         "{{ lipsum(n=10**9) }}",
         "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
