@@ -7,7 +7,7 @@ python -m benchmarks accept --stages machine speed  some stages only
 Each stage runs in a separate process; if it fails, the next one still runs. `speed` (all weights) and `speed-8b` (LoRA)
 use random weights in the shape of real models, `families` small random models, `language-model` SmolLM2, and the others
 the checkpoint that is bundled with forge-env. `--out` receives results.json, results.md and the output of each stage.
-A stage that takes too long is killed with all its processes; so are all, if this program is killed.
+A stage that takes too long is killed with all its processes. If this program is killed, so is the running stage.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ TIMEOUT_S = 900
 RUN_S, FAMILY_S = 720, 240
 """Time limits of a training run and of a model family's process; beyond them, the stage fails."""
 GONE_S = 30
-"""Seconds that killed processes have to end: the driver first frees their GPU memory."""
+"""Seconds to wait until killed processes have ended: the driver first frees their GPU memory."""
 MODEL = "accept-model"
-"""Folder below `--out` with the random weights of a stage, which is removed after it."""
+"""Folder below `--out` with random weights; it is removed at the end of a stage."""
 QWEN3_0_6B = TinyModel(layers=28, dim=1024, heads=16, kv_heads=8, head_dim=128, hidden_dim=3072, rope_theta=1e6)
 QWEN3_8B = TinyModel(layers=36, dim=4096, heads=32, kv_heads=8, head_dim=128, hidden_dim=12288, rope_theta=1e6)
 VOCABULARY = {"cuda": 151936, "cpu": 4096}
@@ -81,7 +81,9 @@ class Options:
     steps: int = 0
     """Training steps of the stage `learning`; 0: by device."""
     terminal: IO[str] = sys.stdout
+    """Stream for progress."""
     started: float = field(default_factory=time.monotonic)
+    """Time of the start, on the monotonic clock."""
 
     @property
     def on_gpu(self) -> bool:
@@ -95,7 +97,7 @@ class Options:
 
     @contextmanager
     def measured(self, stage: Stage, name: str) -> Iterator[None]:
-        """Print the name of a part of a stage, and record its seconds."""
+        """Print the name of a part of a stage, and record the seconds that the part takes."""
         self.progress(name)
         started = time.perf_counter()
         yield
@@ -189,24 +191,24 @@ async def check_speed(options: Options, shape: TinyModel, lora: LoRASection | No
     from trainers.loop.stack import Stack, prepare_controller
     from trainers.losses import GRPOLoss
 
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # the stage's output then shows what takes long in a start
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # the log then shows what makes a start slow
     prepare_controller()
     on_gpu, stage = options.on_gpu, Stage()
     dtype, length = ("bfloat16", 2048) if on_gpu else ("float32", 512)
     config = recipe(options, engine="async_llm", dtype=dtype, length=length)
     if lora is not None:
         config.lora, config.trainer.activation_checkpoint = lora, "full"
-        if on_gpu:  # of 80 GB
+        if on_gpu:  # sizes for 80 GB
             config.trainer.microbatch_tokens, config.generator.kv_cache_gb = 8192, 12
     section = config.model.model_copy(update={"tiny": shape if on_gpu else TinyModel()})
-    # one name in each run, which is part of the key of vLLM's cache of compiled graphs
+    # the same path in every run, because it is part of the key of vLLM's cache of compiled graphs
     model = shape_folder(
         options.out / MODEL, section, VOCABULARY[options.device], {"tie_word_embeddings": lora is None}
     )
     async with Stack(config) as stack:
         generators = stack.generators(model)
         async with asyncio.TaskGroup() as group:
-            group.create_task(generators.start())  # imports vLLM meanwhile
+            group.create_task(generators.start())  # imports vLLM while the model is written
             with options.measured(stage, "write the model"):
                 command = call("benchmarks.accept:random_weights", str(model), options.device)
                 await asyncio.to_thread(subprocess.run, command, check=True)
@@ -329,7 +331,7 @@ def family_recipe(options: Options, folder: Path, dtype: str) -> RunConfig:
 
 
 def is_supported(options: Options, folder: Path, dtype: str) -> bool:
-    """Whether recipes may use this precision for a model: float32 on a GPU doesn't support every layer."""
+    """Whether a recipe may use this precision for a model; on a GPU, some layers don't support float32."""
     from trainers.loop.checks import check_precision
 
     try:
@@ -499,14 +501,14 @@ def recipe(
     options: Options, *, engine: str, path: str = "tiny", dtype: str = "float32", length: int = 512
 ) -> RunConfig:
     """Recipe with trainer and generator on one device."""
-    on_gpu, both = options.on_gpu, {"engine": engine, "spare": False}
+    on_gpu, common = options.on_gpu, {"engine": engine, "spare": False}
     return RunConfig(
         environment=EnvironmentSection(name="coding_rlvr"),
         model=ModelSection.model_validate({"path": path, "dtype": dtype, "max_length": length}),
         generator=GeneratorSection.model_validate(
-            {**both, "with_gpus": True, "kv_cache_gb": 16 if length > 512 else 1, "max_num_seqs": 256}
+            {**common, "with_gpus": True, "kv_cache_gb": 16 if length > 512 else 1, "max_num_seqs": 256}
             if on_gpu
-            else {**both, "with_gpus": False}
+            else {**common, "with_gpus": False}
         ),
         trainer=TrainerSection(with_gpus=on_gpu, microbatch_tokens=16384 if on_gpu else 2048),
         job=JobSection(share_gpus=on_gpu),
@@ -541,7 +543,7 @@ def gpu_state() -> tuple[str, str, float, float]:
 
 
 def one_stage(name: str, device: str, out: str, steps: int) -> None:
-    """Run a stage in this process, the first of a session, and write its result; its output goes to a file."""
+    """Run a stage in this process, which leads a session, and write its result; its output goes to a file."""
     threading.Thread(target=_end_with, args=(os.pidfd_open(os.getppid()),), daemon=True).start()
     terminal = os.fdopen(os.dup(1), "w")
     log = os.open(Path(out, f"{name}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -553,7 +555,7 @@ def one_stage(name: str, device: str, out: str, steps: int) -> None:
 
 
 def _end_with(starter: int) -> None:
-    """Wait for the end of a process, given by its descriptor; then end this process's session."""
+    """Wait until the process with this descriptor ends; then end the session of this process."""
     ended = select.poll()
     ended.register(starter, select.POLLIN)
     ended.poll()
@@ -567,7 +569,7 @@ def end_session(leader: int) -> int:
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
-    for process in sorted(processes, key=lambda each: each.pid == os.getpid()):  # this process is the last
+    for process in sorted(processes, key=lambda each: each.pid == os.getpid()):  # this process last
         with suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(processes, GONE_S)
@@ -575,7 +577,7 @@ def end_session(leader: int) -> int:
 
 
 def run_stage(name: str, options: Options) -> dict[str, Any]:
-    """Run a stage in a session of its own, which ends with it, and return its result."""
+    """Run a stage in a new session, end all its processes, and return its result."""
     result, model = options.out / f"{name}.json", options.out / MODEL
     result.unlink(missing_ok=True)
     shutil.rmtree(model, ignore_errors=True)
@@ -590,7 +592,7 @@ def run_stage(name: str, options: Options) -> dict[str, Any]:
 
 
 def in_session(command: Sequence[str], seconds: float) -> int | str:
-    """Run a command in a new session, and kill what is left of it; returns its exit code, or that it took too long."""
+    """Run a command in a new session and kill its remaining processes; returns the exit code, or that it timed out."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         return process.wait(seconds)

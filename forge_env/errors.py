@@ -276,7 +276,7 @@ def _is_mistake(error: BaseException) -> bool:
     """
     import asyncio
 
-    if not isinstance(error, asyncio.CancelledError):  # others, such as a panic of a library in Rust, are mistakes
+    if not isinstance(error, asyncio.CancelledError):  # a panic of a library in Rust is no Exception
         return not isinstance(error, KeyboardInterrupt | GeneratorExit | HeldUpError)
     task = asyncio.current_task()
     return task is not None and not task.cancelling()

@@ -172,11 +172,11 @@ def gpus() -> list[GPU]:
 
 
 def gpus_hidden() -> str:
-    """What may hide GPUs from `gpus`, in parentheses after a space; empty if nothing does."""
+    """Text on a variable that may hide GPUs from `gpus`, in parentheses after a space; empty if it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return ""
-    return f" (with CUDA_VISIBLE_DEVICES={visible!r}: numbers or UUIDs of whole GPUs; MIG is not supported)"
+    return f" (CUDA_VISIBLE_DEVICES={visible!r} may hide some: list numbers or UUIDs of GPUs, not of MIG instances)"
 
 
 def showing(uuids: Iterable[str]) -> dict[str, str]:

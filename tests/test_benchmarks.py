@@ -106,10 +106,10 @@ def test_the_gpu_check_leaves_out_what_recipes_may_not_use(tmp_path: Path) -> No
     assert supported == [True, True, False]
 
 
-LEAVING = """if True:
+LEAVE_A_PROCESS = """if True:
     import signal, subprocess, sys
     left = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
-    process = subprocess.Popen(left, process_group=0, stdout=subprocess.PIPE)  # as Monarch's
+    process = subprocess.Popen(left, process_group=0, stdout=subprocess.PIPE)  # like Monarch's processes
     process.stdout.readline()
     print(process.pid, flush=True)
 """
@@ -120,12 +120,12 @@ def ended(pid: int) -> bool:
 
 
 def test_a_stage_of_the_gpu_check_leaves_no_process(capfd: pytest.CaptureFixture[str]) -> None:
-    assert accept.in_session([sys.executable, "-c", LEAVING], 60) == 0
+    assert accept.in_session([sys.executable, "-c", LEAVE_A_PROCESS], 60) == 0
     assert ended(int(capfd.readouterr().out))
 
 
 def test_a_stage_that_hangs_ends_with_all_its_processes() -> None:
-    command = [sys.executable, "-c", f"{LEAVING}    signal.pause()"]
+    command = [sys.executable, "-c", f"{LEAVE_A_PROCESS}    signal.pause()"]
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         left = int(process.stdout.readline())

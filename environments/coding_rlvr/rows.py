@@ -148,7 +148,7 @@ def _mbpp(row: Task) -> _Made | None:
 
 
 def _sources(value: Any) -> list[str]:
-    """Sources in a list, the text of a list, or one text of Python."""
+    """Python sources in a list, in a list written as text, or in a single text."""
     value = from_text(value) or []
     return [value] if isinstance(value, str) else list(value)
 

@@ -1,6 +1,6 @@
 """Instances in SWE-bench's file format, and the files of their repositories at a commit.
 
-A line of the JSONL file is one instance, with SWE-bench's field names: `instance_id`, `repo`, `base_commit`,
+A row of the file is one instance, with SWE-bench's field names: `instance_id`, `repo`, `base_commit`,
 `problem_statement`, `patch`, `test_patch`, `FAIL_TO_PASS`, `PASS_TO_PASS` (https://www.swebench.com).
 """
 
@@ -28,7 +28,7 @@ _TARGET = re.compile(r"^\+\+\+ (?:b/)?([^\t\r\n]+)", re.MULTILINE)
 
 
 def _names(value: Any) -> Any:
-    """Parse lists of tests, which are texts of JSON in SWE-bench's files, and of Python in others; null is empty."""
+    """Parse a list of tests, which is text in JSON in SWE-bench's files, and in Python in others; null is empty."""
     return from_text(value) or []
 
 
@@ -37,7 +37,6 @@ def parts_of(test_id: str) -> list[str]:
     return test_id.partition("[")[0].split("::")
 
 
-UNIQUE = "remove all but one of them"
 Names = Annotated[list[str], BeforeValidator(_names)]
 
 
@@ -50,6 +49,7 @@ class Instance(BaseModel):
     repo: str
     """`owner/name`."""
     base_commit: str = Field(pattern="^[^-]")
+    """Commit of the repository; Git would take a leading `-` for an option."""
     problem_statement: str = Field(min_length=1)
     patch: str
     """Patch that solves the issue."""
@@ -96,9 +96,10 @@ def read_instances(path: str) -> tuple[Instance, ...]:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
             raise UsageError(f"{path}, line {number}: {field}: {first['msg']}", fix="use SWE-bench's fields") from error
-    check_unique(((each.instance_id, number) for number, each in enumerate(instances, 1)), path, "instance", UNIQUE)
+    ids = ((each.instance_id, number) for number, each in enumerate(instances, 1))
+    check_unique(ids, path, "instance", "remove all but one of them")
     if not instances:
-        raise UsageError(f"no instance in {path}", fix="write one JSON object a line, with SWE-bench's fields")
+        raise UsageError(f"no instance in {path}", fix="write a row for each instance, with SWE-bench's fields")
     return tuple(instances)
 
 
@@ -109,7 +110,7 @@ def _rows(path: str) -> list[tuple[int, Mapping[str, Any]]]:
             return list(enumerate(READERS[file.suffix](file), start=1))
         return list(jsonl_rows(file))
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error}", fix="name a JSONL file") from error
+        raise UsageError(f"{path} can't be read: {error}", fix="name a JSONL, JSON, CSV or Parquet file") from error
 
 
 @lru_cache(maxsize=64)

@@ -54,8 +54,8 @@ def checkpoint_folder(name: str) -> Path | None:
     return bundled_models().get(name)
 
 
-def instead_of(folder: Path) -> str | None:
-    """What to do with a path that is no model folder: convert it, merge its adapters, or use the newest model below."""
+def fix_of_folder(folder: Path) -> str | None:
+    """Fix for a path that is not a model folder, such as the newest model in it; None if there is no better path."""
     if folder.suffix == ".gguf":
         return f"convert it first: forge-env model convert {folder} TO"
     if (folder / "adapter_config.json").is_file():

@@ -136,7 +136,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("run_name", "experiment_name", "wandb.name"), ("name",)),
     **dict.fromkeys(("resume", "resume_from_checkpoint", "resume_mode", "resume_step"), ("--resume",)),
 }
-"""Keys that users of TRL, verl, prime-rl, verifiers, inspect and OpenAI's clients bring along -> our keys.
+"""Keys of TRL, verl, OpenRLHF, slime, NeMo-RL, tinker, prime-rl, verifiers, Inspect and OpenAI's clients -> our keys.
 
 Our keys are those of recipes and of evaluations, the likeliest first; those that a model doesn't have are left out.
 """

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
-from forge_env.config.finding import checkpoint_folder, instead_of
+from forge_env.config.finding import checkpoint_folder, fix_of_folder
 from forge_env.endpoint import vllm_warden
 from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.endpoint.errors import EndpointError
@@ -181,7 +181,7 @@ def _cpu_environment() -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # otherwise vLLM replaces the executor `uni` by another process
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other programs may use the same processors
         "OMP_NUM_THREADS": str(usable_cpus()),
-        "GOMP_SPINCOUNT": "1000",  # threads that wait longer are in the way of other programs (cpu-threads.md)
+        "GOMP_SPINCOUNT": "1000",  # waiting threads spin briefly (docs/decisions/cpu-threads.md)
         "TORCHDYNAMO_DISABLE": "1",  # compiling sampling helpers takes seconds and gains nothing
     }
 
@@ -210,7 +210,7 @@ def check_checkpoint(model: str) -> str:
         raise UsageError("--model vllm: does not name a checkpoint", fix="write --model vllm:PATH")
     folder = checkpoint_folder(model) or user_path(model)
     if folder.exists() and not (folder / "config.json").is_file():
-        fix = instead_of(folder) or "give a Hugging Face checkpoint folder; `forge-env export` makes one"
+        fix = fix_of_folder(folder) or "give a Hugging Face checkpoint folder; `forge-env export` makes one"
         raise UsageError(f"{model} is not a model folder: there is no config.json in it", fix=fix)
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         fetch = f"run `forge-env model get {model}`" if model in MODELS else "check the path, or give a name on the hub"

@@ -216,7 +216,7 @@ def checked_task(what: str, task: Any) -> Task:
     if not isinstance(task, Task):
         if inspect.iscoroutine(task):
             task.close()
-        raise EnvironmentBugError(f"{what} returned a {type(task).__name__}", fix="return an fe.Task, not async")
+        raise EnvironmentBugError(f"{what} returned a {type(task).__name__}", fix="return an fe.Task, without async")
     return task
 
 

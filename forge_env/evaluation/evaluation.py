@@ -40,7 +40,7 @@ from forge_env.reading import check_readable
 from forge_env.redaction import learn
 from forge_env.registry import maker
 from forge_env.rewards.rubric import SHOWN_TASKS, check_targets
-from forge_env.rollout.scripted import OWN, GoldPolicy, scripted_policy
+from forge_env.rollout.scripted import SCRIPTED, GoldPolicy, scripted_policy
 from forge_env.tasks.datasets import check_unique
 from forge_env.terminal import open_display
 from forge_env.trajectory import TrajectoryWriter
@@ -435,7 +435,7 @@ async def open_policy(
         if colon and function.isidentifier() and module.isidentifier() and not _importable(module):
             also = f"if {options.model!r} is a function: there is no module {module!r} here"
             error.fix = f"{error.fix}; {also}" if error.fix else also
-        elif guess := did_you_mean(options.model.lower(), OWN):
+        elif guess := did_you_mean(options.model.lower(), SCRIPTED):
             error.fix = "; ".join(filter(None, [error.fix, f"did you mean the policy {guess!r}?"]))
         raise
     return policy, server

@@ -212,8 +212,7 @@ def _key(message: Message, content: str) -> Hashable:
 
 
 def _words(message: Message) -> str:
-    """A message's text without blank lines, white space at the ends of lines, and thoughts, which some programs put
-    before the text."""
+    """A message's text without thoughts, blank lines, and white space at the ends of lines."""
     text = message.content
     if message.role == "assistant":
         _, text = split_thoughts(text, only_leading=True)

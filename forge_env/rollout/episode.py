@@ -64,7 +64,7 @@ from forge_env.working_time import WorkingTime, limited_code
 
 log = logging.getLogger(__name__)
 MOST_TURNS = 1_000
-"""Maximum turns of an episode whose environment has no larger `max_turns`: its `step` probably never ends one."""
+"""Turns after which an episode is a bug of its environment, unless `max_turns` is larger: `step` never ends it."""
 CLOSE_S = 60.0
 """Maximum seconds for an environment to close."""
 
@@ -347,7 +347,7 @@ async def _take_turns(
 
 
 async def _reply(session: PolicySession, observation: Observation, limits: EpisodeLimits) -> Reply:
-    """Get a reply. `LimitReached`: code of the agent blocked the event loop until the time was over."""
+    """Get a reply. `LimitReached`: the agent's code blocked the event loop until the time was over."""
     limit, block = CODE_LIMIT_S.set(limits.seconds or 0.0), CODE_BLOCK.set(object())
     try:
         return await session.reply(observation)

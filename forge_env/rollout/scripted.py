@@ -186,13 +186,13 @@ class _RandomSession(PolicySession):
                 return rng.choice(_WORDS)
 
 
-OWN: dict[str, type[Policy]] = {"gold": GoldPolicy, "empty": ReplayPolicy, "random": RandomPolicy}
+SCRIPTED: dict[str, type[Policy]] = {"gold": GoldPolicy, "empty": ReplayPolicy, "random": RandomPolicy}
 
 
 def scripted_policy(name: str) -> Policy | None:
     """The policy named `name` (see the module docstring), or None if it is not a scripted one."""
-    if name in OWN:
-        return OWN[name]()
+    if name in SCRIPTED:
+        return SCRIPTED[name]()
     module, colon, attribute = name.partition(":")
     if not colon or "/" in name:
         return None

@@ -157,9 +157,9 @@ class DatasetConfig(BaseModel):
     """Field of the task (id, prompt, choices, gold, difficulty, tags; other names become hidden data) -> column, or
     value in it (`reward_model.ground_truth`, also of JSON in a text). null disables a field: by default, a column with
     the name and type of a field is used for it. `choices` are listed after the prompt with letters; the number or text
-    of one as `gold` or `answer` becomes its letter. A prompt may be a conversation that ends with a user message, also
-    in a column `messages`. Of other `messages`, the prompt is the first user message, with the system message before
-    it; the rest is hidden."""
+    of one as `gold` or `answer` becomes its letter. A prompt, or a column `messages`, may be a conversation that ends
+    with a user message. If other `messages` are given, the prompt is the first user message, with the system message
+    before it; the rest is hidden."""
     streaming: bool = False
     """Whether to read a hub dataset row by row on demand, instead of downloading it first."""
     shuffle_buffer: Annotated[int, Field(ge=0)] = 0
@@ -423,10 +423,10 @@ def _check_images(row: Mapping[str, Any], mapped: Set[str], place: str) -> None:
 
 
 def _lettered(value: Any, choices: Mapping[str, str | None], place: str) -> Any:
-    """The letter of a choice that is given by its letter, by number, from 0, or by its text; a null is unchanged.
+    """The letter of a choice that is given by letter, number (from 0) or text; values of other types are unchanged.
 
     Raises:
-        UsageError: a text or number is none of these.
+        UsageError: a text or number names no choice, or several.
     """
     letters = list(choices)
     if isinstance(value, str) and value.strip(" ().") in choices:
@@ -459,7 +459,7 @@ def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
 
 
 def from_text(value: Any) -> Any:
-    """Parse text of an object or a list in JSON, or in Python, as pandas writes it; other values are unchanged."""
+    """Parse text of an object or list in JSON, or in Python, as pandas writes it; return other values unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     with suppress(ValueError, RecursionError):
@@ -470,7 +470,7 @@ def from_text(value: Any) -> Any:
 
 
 def _conversation(value: Any) -> Any:
-    """Parse text that is a JSON list of messages; return other values unchanged."""
+    """Parse text that is a list of messages; return other values unchanged."""
     rows = from_text(value)
     is_conversation = isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)
     return rows if is_conversation and {"role", "from"} & rows[0].keys() else value
@@ -486,12 +486,10 @@ def _is_nan(value: Any) -> bool:
 
 ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "developer": "system"}
 """Message roles by other names: those of ShareGPT and Google, and OpenAI's newer name of the system role."""
-ASIDE = ("annotations", "id", "metadata", "model", "source", "weight")
+IGNORED = ("annotations", "id", "metadata", "model", "source", "weight")
 """Fields of messages in OpenAI's and Inspect's formats that are not part of the conversation."""
-
-
 _TEXTS = ("input_text", "output_text")
-"""Types of a text in OpenAI's responses API."""
+"""Types of texts in OpenAI's Responses API."""
 
 
 def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
@@ -504,7 +502,7 @@ def _message(row: Any, place: str) -> Message:
         row = {"role": row["from"], "content": row.get("value") or ""}
     given = row
     if isinstance(row, Mapping):
-        given = {name: value for name, value in row.items() if value is not None and name not in ASIDE}
+        given = {name: value for name, value in row.items() if value is not None and name not in IGNORED}
     if isinstance(given, dict) and isinstance(role := given.get("role"), str):
         given["role"] = ROLES.get(role, role)
     try:
@@ -531,9 +529,10 @@ def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]
 
 
 def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
-    """The conversation if it ends with a user message, else its system message and the user's first message, or None.
+    """History and prompt of a conversation in a column `messages`.
 
-    After the first message of the user, messages of an assistant may contain the answer.
+    A conversation that ends with a user message is used whole. In others, later messages may contain the answer, so
+    only the system message and the user's first message are used. The prompt is None if there is no user message.
     """
     if _role(rows[-1]) == "user":
         return _as_prompt(read_messages(rows, place), place)
@@ -547,7 +546,7 @@ def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
 
 
 def _role(row: Any) -> str | None:
-    """Role of a message in a row, by our name."""
+    """Role of a message in a row, by OpenAI's name."""
     role = row.get("role", row.get("from")) if isinstance(row, Mapping) else None
     return ROLES.get(str(role), role)
 
@@ -602,7 +601,7 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
     if path.is_dir():
         if any((path / name).is_file() for name in SAVED):
             raise UsageError(f"{path} was written by save_to_disk", fix="write it with to_parquet, one file per split")
-        names = sorted(file for file in path.iterdir() if file.suffix in READERS and file.name not in ABOUT)
+        names = sorted(file for file in path.iterdir() if file.suffix in READERS and file.name not in WITHOUT_ROWS)
         if not names and any(file.suffix in READERS for file in path.rglob("*")):
             return hub_rows(config, part)
         if part is not None:  # the hub's file of a split is called `train-00000-of-00001.parquet`
@@ -615,7 +614,7 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
     if path.suffix in READERS:
         return _file_rows(path)
     if path.is_file():
-        fix = f"files are {', '.join(READERS)}"
+        fix = f"supported: {', '.join(READERS)}"
         raise UsageError(f"can't read tasks from {path}", fix=f"gunzip it; {fix}" if path.suffix == ".gz" else fix)
     return hub_rows(config, part)
 
@@ -720,10 +719,10 @@ def _not_utf_8(place: str, error: UnicodeDecodeError) -> UsageError:
     return UsageError(f"{place}: not UTF-8: {error.reason}", fix=fix)
 
 
-ABOUT = ("dataset_info.json", "dataset_infos.json")
+WITHOUT_ROWS = ("dataset_info.json", "dataset_infos.json")
 """Files without rows in a folder with the hub's layout."""
 SAVED = ("dataset_dict.json", "state.json")
-"""Files in a folder that `save_to_disk` of the library `datasets` has written."""
+"""Files in folders that `save_to_disk` of the library `datasets` writes."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".jsonl": lambda path: (row for _, row in jsonl_rows(path)),

@@ -84,7 +84,7 @@ class ChatTemplate:
         """Read the template of a checkpoint folder; None if it has none.
 
         Raises:
-            UsageError: the template is not valid Jinja, or none of several is the default.
+            UsageError: the template is not valid Jinja, or none of several has the name `default`.
         """
         settings = settings_in(folder / "tokenizer_config.json")
         special = settings_in(folder / "special_tokens_map.json") | settings
@@ -94,7 +94,7 @@ class ChatTemplate:
             others = (folder / "additional_chat_templates").glob("*.jinja")
             named = {other.stem: read_text(other, root=ANYWHERE) for other in sorted(others)}
             return cls(named | {"default": read_text(file, root=ANYWHERE)}, tokens, str(file))
-        for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):  # a processor has the latter
+        for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):  # processors have the latter
             if listed := settings_in(file).get("chat_template"):
                 return cls(_named(listed, file), tokens, str(file))
         return None
@@ -118,7 +118,7 @@ class ChatTemplate:
         adds the opening of an assistant turn. `options` are further variables, such as `enable_thinking`.
 
         Raises:
-            TemplateError: the template rejects the conversation, leaves out calls, or exceeds a limit (see `ERRORS`).
+            TemplateError: the template rejects a conversation, leaves out calls, or exceeds a limit; see also `ERRORS`.
         """
         calls = max((len(message.get("tool_calls") or ()) for message in messages), default=0)
         most = self._most_calls[bool(tools)] if calls else None
@@ -140,16 +140,16 @@ class ChatTemplate:
 
     @property
     def call_syntax(self) -> CallSyntax | None:
-        """How the model writes a call, found by writing one; None if the template can't, or in an unknown way."""
+        """How the model writes a call, read from an example; None if the template writes none, or in an unknown way."""
         return self._tool_use[0]
 
     @functools.cached_property
     def _most_calls(self) -> dict[bool, int | None]:
-        """Number of calls in a message that the template writes, if it leaves out further ones without an error.
+        """Maximum calls in a message with and without tools, if the template silently leaves out the others; else None.
 
-        It depends on whether tools are given, with which another template may be used.
+        The two may differ, because conversations with tools may have another template.
         """
-        self.__dict__["_most_calls"] = most = dict[bool, int | None].fromkeys((False, True))  # for `_try` below
+        self.__dict__["_most_calls"] = most = dict[bool, int | None].fromkeys((False, True))  # while `_try` renders
         last = _call("call00001", PROBE, json.dumps({"key": PROBE}))
         for count, calls in enumerate(([last], [_call("call00000"), last])):
             for tools in (False, True):
@@ -162,7 +162,7 @@ class ChatTemplate:
     @functools.cached_property
     def _short_ids(self) -> bool:
         """Whether ids of calls must have nine letters and digits, as Mistral's templates demand."""
-        self.__dict__["_short_ids"] = False  # for the two conversations that follow
+        self.__dict__["_short_ids"] = False  # while the conversations below are rendered
         if self._try([*_asked(), *_called("call_0")]) is not None:
             return False
         return self._try([*_asked(), *_called("call00000")]) is not None
@@ -170,7 +170,7 @@ class ChatTemplate:
     @functools.cached_property
     def _only_objects(self) -> bool:
         """Whether the template refuses arguments that are text, as those of a call that could not be parsed are."""
-        self.__dict__["_only_objects"] = False  # for the two conversations that follow
+        self.__dict__["_only_objects"] = False  # while the conversations below are rendered
         if self._try([*_asked(), *_called("call00000", arguments="text")]) is not None:
             return False
         return self._try([*_asked(), *_called("call00000")]) is not None
@@ -352,7 +352,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Refuse texts' `format`, whose widths have no limit."""
+        """Refuse `str.format`, whose widths have no limit."""
         if super().wrap_str_format(value) is not None:
             raise SecurityError("a chat template can't format texts with format()")
         return None

@@ -190,7 +190,7 @@ def read_call(block: str, call_id: str) -> ToolCall:
 
 
 def _lacks_arguments(data: dict[str, Any]) -> bool:
-    """Whether a call's arguments seem to have another name, such as "args", or none. A call may have no arguments."""
+    """Whether a call has keys such as "args" instead of "arguments"; a call with none of them is complete."""
     return not data.keys() & {"arguments", "parameters"} and bool(data.keys() - {"name", "id", "type"})
 
 

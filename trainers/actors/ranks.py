@@ -155,7 +155,7 @@ def join(store: Any, rank: int, size: int, *, with_gpus: bool) -> None:
     import torch.distributed as dist
 
     if with_gpus:
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # if torch can't use GPUs, raises why
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # raises the cause if torch can't use GPUs
         use_gpu(rank % torch.cuda.device_count())
     close_complete_groups()
     backend = "nccl" if with_gpus else "gloo"

@@ -180,7 +180,7 @@ ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "{kv_cache_gb}",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "{threads}",
-    # Threads that wait for others inside an operation yield their core after microseconds (cpu-threads.md).
+    # Threads that wait inside an operation yield their core after microseconds (docs/decisions/cpu-threads.md).
     "GOMP_SPINCOUNT": "1000",
     # vLLM compiles a few sampling helpers, which takes seconds and gains nothing on a CPU.
     "TORCHDYNAMO_DISABLE": "1",

@@ -438,7 +438,7 @@ def holds_published(engine: Any) -> bool:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Convert errors of vLLM's start: those that it raises for its arguments into a `UsageError`."""
+    """Convert errors of vLLM's start: to `UsageError` if it rejects its arguments, otherwise to `GeneratorError`."""
     try:
         yield
     except RuntimeError as error:

@@ -54,12 +54,12 @@ def _files(folder: Path) -> str:
 
 
 def _chat(folder: Path) -> Iterator[tuple[str, str]]:
-    found = ChatFormat.of(str(folder))
-    if found.template is None:
-        yield "chat format", "none in the folder: name one, such as model.renderer=chatml"
+    chat = ChatFormat.of(str(folder))
+    if chat.template is None:
+        yield "chat format", "none in the folder: set one, such as model.renderer=chatml"
         return
-    yield "chat format", f"its template; it {'thinks before it answers' if found.thinks else 'answers at once'}"
-    refusal = found.refusal_of_tools()
+    yield "chat format", f"its template; it {'thinks before it answers' if chat.thinks else 'answers at once'}"
+    refusal = chat.refusal_of_tools()
     text = "native" if refusal is None else f"as text (model.tools=text, eval --tools text): {Path(refusal).name}"
     yield "tools", text
 
@@ -92,7 +92,7 @@ def _trains(folder: Path | None, path: str) -> str:
     if folder is None:
         return "its family can be trained; the files are checked after their download"
     try:
-        check_checkpoint(folder, ModelSection(path=path, max_length=1))  # takes seconds: torch
+        check_checkpoint(folder, ModelSection(path=path, max_length=1))  # takes seconds: it imports torch
     except ForgeError as error:
         return f"no: {error}"
     return "yes: all weights or LoRA"

@@ -382,7 +382,7 @@ class Chat:
 
 
 def token_reader(folder: Path, renderer: str) -> Chat | None:
-    """The `Chat` of a checkpoint that a vLLM server samples; None if its tokenizer doesn't support the format."""
+    """The `Chat` of a checkpoint that a vLLM server serves; None if its tokenizer doesn't support the format."""
     try:
         return Chat.named(renderer, folder, FolderTokenizer(folder), thinking=False)
     except (UsageError, AssertionError, ValueError) as error:

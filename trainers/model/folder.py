@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env import redaction
-from forge_env.config.finding import checkpoint_folder, instead_of
+from forge_env.config.finding import checkpoint_folder, fix_of_folder
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
 from forge_env.models import MODELS
@@ -127,7 +127,7 @@ def local_folder(path: str) -> Path | None:
     given = user_path(path)
     named = given.suffix != ".gguf" and path.count("/") <= 1 and not path.startswith(("/", ".", "~"))
     if given.exists() or not named or not path.strip():
-        raise UsageError(f"model.path: there is no folder {path!r}", fix=instead_of(given) or FIX)
+        raise UsageError(f"model.path: there is no folder {path!r}", fix=fix_of_folder(given) or FIX)
     return None
 
 
@@ -169,7 +169,7 @@ def text_family(config: Any) -> str | None:
     """Family of the text part of a model with a vision part (`trainers.model.text_part`); None for other models."""
     if not isinstance(config, dict) or "text_config" not in config:
         return None
-    family = f"{config.get('model_type')}_text".replace("_unified", "")  # Gemma 4 12B has the text part of 31B
+    family = f"{config.get('model_type')}_text".replace("_unified", "")  # Gemma 4 12B, whose text part is like 31B's
     return family if family in FAMILIES else None
 
 
@@ -200,7 +200,7 @@ def read_config(folder: str | Path) -> Any:
     try:
         return read_json(path, root=ANYWHERE)  # the hub's cache is a folder of links
     except FileNotFoundError as error:
-        raise UsageError(f"no config.json in {folder}", fix=instead_of(Path(folder)) or FIX) from error
+        raise UsageError(f"no config.json in {folder}", fix=fix_of_folder(Path(folder)) or FIX) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
 
@@ -229,7 +229,7 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
     if absent := [key for key in needed if config.get(key) is None]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if mistake := _mistake(config, needed):
-        raise UsageError(f"config.json of {name}: {mistake}", fix="correct it, or fetch the checkpoint again")
+        raise UsageError(f"config.json of {name}: {mistake}", fix="correct the file, or fetch the checkpoint again")
     if family == GEMMA4:
         _complete_gemma4(config)
     if feature := _unsupported(config):
@@ -534,14 +534,15 @@ def tensors_in(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _convert(loader: str, folder: Path) -> str:
+    """Fix for a file that transformers reads, and saves in the format that is needed here."""
     return f"write it with transformers: {loader}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
 
 
 def fix_of_file(file: Path) -> str:
-    """The fix of an error about a file of a checkpoint that can't be read."""
+    """Fix for a file of a checkpoint that can't be read."""
     with suppress(OSError, UsageError), open_file(file, root=ANYWHERE) as opened:
         if opened.read(len(_POINTER)) == _POINTER:
-            return "it is only a pointer of Git LFS to the file: git lfs pull"
+            return "it is a Git LFS pointer; fetch the file: git lfs pull"
     return "fetch the checkpoint again"
 
 

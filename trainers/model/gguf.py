@@ -69,7 +69,7 @@ def convert(file: Path, out: Path, *, tell: Callable[[str], object]) -> None:
 
 
 def _refusal(reader: Any) -> str | None:
-    """The reason why a file can't be converted; None if it can. transformers would ignore what is named here."""
+    """The reason why a file can't be converted; None if it can. transformers would ignore these features."""
     kind = _text(reader, "general.architecture")
     if kind not in ARCHITECTURES:
         return f"has the architecture {kind!r}, which is not supported: only {', '.join(ARCHITECTURES)} are"

@@ -69,7 +69,7 @@ def merged(
                 layer = PREFIX + name.removesuffix(".weight")
                 if (down := adapters.get(layer + DOWN)) is not None:
                     tensors = opened.get_tensor(name), adapters[layer + UP], down
-                    weight, up, down = (each.to(device).float() for each in tensors)  # copied in their own precision
+                    weight, up, down = (each.to(device).float() for each in tensors)  # converted after the copy
                     yield name, torch.addmm(weight, up, down)
                 elif everything:
                     yield name, opened.get_tensor(name)

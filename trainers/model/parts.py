@@ -50,7 +50,7 @@ class Part:
 
     def put(self, values: torch.Tensor) -> None:
         """Overwrite the box with `values`, which have its shape."""
-        values = values.to(self.tensor.device)  # or torch would convert them before the copy, on the CPU
+        values = values.to(self.tensor.device)  # otherwise torch converts them before the copy, on the CPU
         if self.rows is None:
             self.tensor.copy_(values)
         else:

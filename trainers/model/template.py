@@ -196,7 +196,7 @@ class TemplateFormat:
         """Control tokens that the template writes after an answer and after calls; empty if there are none."""
         question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}
         ends = self.tokenizer.encode(self._text([question, answer], None).partition(PROBE)[2].lstrip())[:1]
-        for calls in ([_call("f", "call_0"), _call("f", "call_1")], [_call("f", "call_0")]):  # some refuse several
+        for calls in ([_call("f", "call_0"), _call("f", "call_1")], [_call("f", "call_0")]):  # some refuse two
             with suppress(*ERRORS):
                 text = self._text([question, answer | {"content": "", "tool_calls": calls}], None)
                 ids = self.tokenizer.encode(text.partition(PROBE)[2].rstrip())

@@ -58,7 +58,7 @@ def text_part(folder: Path, out: Path) -> None:
         # config.json on the hub omits values that are defaults in transformers
         text = AutoConfig.for_model(**text).to_dict() | {"model_type": family, "architectures": [ARCHITECTURES[family]]}
         if family == GEMMA4:
-            text.setdefault("hidden_size_per_layer_input", 0)  # 12B's configs don't have it
+            text.setdefault("hidden_size_per_layer_input", 0)  # absent from 12B's config.json
     unused = unused_tensors(check_hf_config(dict(text), str(folder)))
     with written_whole(out) as staging, ExitStack() as stack:
         staging.mkdir(parents=True)

@@ -71,9 +71,9 @@ def read_companions(folder: Path) -> dict[str, bytes]:
     """Read the files besides the weights of a model's folder, by name; in memory they outlive the folder."""
     files = {str(file.relative_to(folder)): file for name in COMPANIONS for file in folder.glob(name) if file.is_file()}
     companions = {name: read_bytes(file, largest=LARGEST_TABLE, root=ANYWHERE) for name, file in files.items()}
-    with suppress(UsageError):  # its template can't be used
+    with suppress(UsageError):  # there is no usable template
         template = ChatTemplate.of(folder)
-        if template is not None and Path(template.source).name == "chat_template.json":  # of a processor, left out here
+        if template is not None and Path(template.source).name == "chat_template.json":  # of a processor
             companions["chat_template.jinja"] = template.text.encode()
     return companions
 

@@ -329,7 +329,7 @@ def hub_config(name: str) -> dict[str, Any]:
         similar = {known.lower(): known for known in published()}.get(name.lower())
         fetch = f"check the name, or fetch its config.json once: hf download {name} config.json"
         raise UsageError(
-            f"there is no folder {name}, and as a model on the hub the shape of {name} is unknown",
+            f"the shape of {name} is unknown: it is no folder, and the hub's cache has no config.json of it",
             fix=f"did you mean {similar!r}?" if similar else suggestion(name, published(), fetch),
         )
     return read_hf_config(Path(cached).parent)

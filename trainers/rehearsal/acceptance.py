@@ -140,7 +140,7 @@ class Training:
 
     @property
     def printed(self) -> str:
-        """What the run has printed, if its output goes to a file."""
+        """Output of the run if it goes to a file, otherwise empty."""
         return "" if self._output is None else self._output.read_text(encoding="utf-8", errors="replace")
 
     def lives(self, actor: str) -> list[int]:

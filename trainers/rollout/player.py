@@ -42,7 +42,7 @@ class Deadline:
         self._timeout = asyncio.timeout(None)
 
     def start(self) -> None:
-        """Start the time when the model first answers: waiting behind other groups doesn't count."""
+        """Start the clock at the model's first answer, so that waiting behind other groups doesn't count."""
         if self._timeout.when() is None:
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._grpo.group_timeout_s)
 

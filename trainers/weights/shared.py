@@ -54,6 +54,7 @@ class Block(mmap.mmap):
     pinned: bool = False
     """Whether `pin` was called for it in this process."""
     unpin: Callable[[], object] | None = None
+    """Called before the memory is unmapped."""
 
     def __del__(self) -> None:
         # not in a finalizer, which Python calls only after the memory is unmapped

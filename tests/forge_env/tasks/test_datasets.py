@@ -145,7 +145,7 @@ def test_files_of_a_folder_that_hold_no_rows(tmp_path: Path) -> None:
         load_tasks(config)
 
 
-def test_a_packed_file_must_be_unpacked(tmp_path: Path) -> None:
+def test_a_gzipped_file_must_be_unpacked(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     with pytest.raises(UsageError, match="gunzip it"):
         load_tasks(tmp_path / "a.jsonl.gz")

@@ -1,4 +1,4 @@
-"""Searches that a busy machine doesn't cut short."""
+"""A fixture for the viewer's tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search is not cut short because the machine is busy."""
+    """Lift the time limits of searches, which a busy machine may exceed."""
     monkeypatch.setattr("forge_env.view.search.SEARCH_S", 1e9)
     monkeypatch.setattr("forge_env.view.search.WAIT_S", 1e9)

@@ -1,4 +1,4 @@
-"""Generator and trainer side by side in one process, family after family; a process of its own runs it."""
+"""Generator and trainer side by side in one process, family after family; it runs in a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainers.titan.device import Device
 
 UPDATES = 5
-"""The second load of weights is the first that can be wrong in its own way."""
+"""Weight updates in a test; some errors appear only from the second one on."""
 
 
 def run_parity(names: list[str], out: Path) -> dict[str, dict[str, Any]]:
@@ -59,12 +59,12 @@ class Pair:
         from trainers.generator.engine import InProcessEngine
 
         self._folder, self._device, self._dtype = folder, device, dtype
-        self.begin()
+        self.load_model()
         self.engine = InProcessEngine(engine_args)
         self._prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
 
-    def begin(self, lora: LoRASection | None = None) -> None:
-        """Begin with the trainer's model of the folder, or with new adapters."""
+    def load_model(self, lora: LoRASection | None = None) -> None:
+        """Load the trainer's model from the folder, with new adapters if `lora` is given."""
         from trainers.titan.model import TitanModel
         from trainers.titan.score import Scorer
 
@@ -83,9 +83,9 @@ class Pair:
         return abs(np.concatenate(ours) - np.concatenate([each.logprobs for each in completions]))
 
     async def update(self, version: int, noise: float = 0.02) -> int:
-        """Change the trained weights `UPDATES` times, with requests in flight; most versions that sampled one of these.
+        """Change the trained weights `UPDATES` times, with requests in flight.
 
-        `version` is that of the first update.
+        `version` is that of the first update. Returns the largest number of versions that sampled one completion.
         """
         import torch
 
@@ -133,7 +133,7 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
     # mini with long factors differs by 1.2e-5 instead of 2.4e-6.
     noise = 0.02 if name.startswith("Qwen 3.5") or name == "Phi 4 mini" else 0.05
     if beside:
-        pair.begin(LoRASection())
+        pair.load_model(LoRASection())
         found = await updated(1, noise)
         await pair.engine.close()
         return found
@@ -142,12 +142,10 @@ async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str,
     held, whole = await pair.engine.checksum()
     found["held"] = not whole or held == total(checksums(pair.model.state_dict_hf().items()))
 
-    pair.begin()
-    await pair.engine.load_weights(
-        lambda: list(pair.model.state_dict_hf().items()), UPDATES + 1
-    )  # the base model's again
+    pair.load_model()  # the base model's weights again, also in the generator
+    await pair.engine.load_weights(lambda: list(pair.model.state_dict_hf().items()), UPDATES + 1)
     first_layer = next(name for name in layer_shapes(read_hf_config(folder)) if name.startswith("q"))
-    pair.begin(LoRASection(targets=[first_layer, "o_proj"]))
+    pair.load_model(LoRASection(targets=[first_layer, "o_proj"]))
     found["adapted"] = await updated(UPDATES + 2, noise)
     await pair.engine.close()
     return found

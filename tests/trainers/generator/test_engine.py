@@ -346,9 +346,7 @@ async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: py
     assert refused.value.fix == "see the generator section of the recipe"
 
 
-async def test_an_engine_that_does_not_start_says_where_the_cause_is(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_that_does_not_start_refers_to_the_log(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: Any) -> None:
         raise RuntimeError("Engine core initialization failed. See root cause above.")
 

@@ -130,7 +130,7 @@ def test_a_folder_without_a_model_suggests_what_to_do(file: str, fix: str, tmp_p
 
 
 @pytest.mark.stack
-def test_files_that_transformers_can_convert_are_told(tmp_path: Path) -> None:
+def test_fixes_of_files_that_transformers_can_convert(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published()["Qwen/Qwen3-0.6B"]))
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(UsageError, match=r"no tokenizer\.json") as refused:
@@ -152,7 +152,7 @@ def test_damaged_weights_are_named(content: str, fix: str, tmp_path: Path) -> No
 
 
 @pytest.mark.stack
-def test_adapters_of_another_program_are_told(tmp_path: Path) -> None:
+def test_adapters_of_another_program_are_refused(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 

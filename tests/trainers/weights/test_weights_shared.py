@@ -340,7 +340,7 @@ def test_boxes_of_several_processes_make_one_tensor() -> None:
 
 
 class Operations(TorchDispatchMode):
-    """The device and data type of each operation's result."""
+    """Recorder of the device and data type of each operation's result."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -355,7 +355,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("rows", [None, torch.tensor([1, 0])])
 def test_weights_are_converted_after_the_copy_to_the_device(rows: torch.Tensor | None) -> None:
-    """That is half the bytes, and torch would convert them on the CPU."""
+    """In bfloat16, half the bytes are copied, and the CPU has nothing to convert."""
     tensor, values = torch.empty(2, 3, device="meta"), torch.ones(2, 3, dtype=torch.bfloat16)
     with Operations() as operations:
         Part("matrix", (0, 0), (2, 3), tensor, rows).put(values)
