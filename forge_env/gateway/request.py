@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -23,6 +23,8 @@ from forge_env.tools.json_text import (
     without_halves,
 )
 from forge_env.tools.json_text import read_json as parse_json
+from forge_env.tools.mcp import safe_names
+from forge_env.tools.schema import LONGEST_NAME, UNSAFE
 from forge_env.types import Message, Role, ToolSpec
 
 if TYPE_CHECKING:
@@ -93,6 +95,19 @@ class ModelRequest:
         """Number of images."""
         return sum(len(message.images) for message in self.messages)
 
+    def in_safe_names(self, known: dict[str, str]) -> dict[str, str]:
+        """Rename the tools whose names some endpoints refuse; return the new names of these and of `known` ones."""
+        given = {tool.name for tool in self.tools}
+        refused = [name for name in given if UNSAFE.search(name) or len(name) > LONGEST_NAME]
+        names = safe_names(sorted(refused), before=known, others=given)
+        if names:
+            self.tools = [
+                tool.model_copy(update={"name": names[tool.name]}) if tool.name in names else tool
+                for tool in self.tools
+            ]
+            self.messages = [with_names(message, names) for message in self.messages]
+        return names
+
 
 @dataclass(slots=True)
 class Answer:
@@ -122,6 +137,18 @@ class Answer:
     def tokens(self) -> int:
         """Estimated tokens of the answer."""
         return message_tokens(self.message)
+
+
+def with_names(message: Message, names: Mapping[str, str]) -> Message:
+    """The message with its calls' tools renamed."""
+    if not any(call.function.name in names for call in message.tool_calls):
+        return message
+    renamed = [names.get(call.function.name, call.function.name) for call in message.tool_calls]
+    calls = [
+        replace(call, function=replace(call.function, name=name))
+        for call, name in zip(message.tool_calls, renamed, strict=True)
+    ]
+    return replace(message, tool_calls=calls)
 
 
 def message_tokens(message: Message) -> int:

@@ -35,7 +35,7 @@ class Declaration(Wire):
 
 
 class Offer:
-    """The tools of a request.
+    """The tools of a request; one that is added later replaces an earlier one of its name.
 
     Attributes:
         tools: the tools as the model sees them.
@@ -46,13 +46,14 @@ class Offer:
         RefusedRequestError: a tool's type is unknown, there are too many tools, or two have one name.
     """
 
-    def __init__(self, declared: Sequence[Declaration]) -> None:
-        placed = [*_placed(declared)]
-        self.left_out = [known_type(tool.type, AT_OPENAI) for _, tool in placed if _runs_at_openai(tool)]
+    def __init__(self, declared: Sequence[Declaration], added: Sequence[Declaration] = ()) -> None:
+        given, later = [*_placed(declared)], [*_placed(added)]
+        self.left_out = [known_type(tool.type, AT_OPENAI) for _, tool in given + later if _runs_at_openai(tool)]
         known: dict[ToolName, Declaration] = {}
-        for namespace, tool in placed:
+        for namespace, tool in given:
             if not _runs_at_openai(tool) and known.setdefault(_key(namespace, tool), tool) != tool:
                 raise RefusedRequestError(f"two tools of the request are named {tool.name[:64]!r}: rename one of them")
+        known |= {_key(namespace, tool): tool for namespace, tool in later if not _runs_at_openai(tool)}
         if len(known) > MOST_TOOLS:
             raise RefusedRequestError(f"the request has more than {MOST_TOOLS:,} tools with those of its namespaces")
         for custom in (each for each in known if each.custom):

@@ -116,7 +116,7 @@ def read_responses(data: object, earlier: Mapping[str, Earlier]) -> ModelRequest
         raise RefusedRequestError(f"the conversation has more than {MOST_MESSAGES:,} items with its earlier responses")
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
     added = [*before.tools, *(tool for item in items if item.type == _TOOLS for tool in item.tools)]
-    offer = Offer([*(body.tools or []), *added])
+    offer = Offer(body.tools or [], added)
     messages = [*system, *before.messages, *merged(item.message(offer) for item in items if item.type != _TOOLS)]
     if not messages:
         raise RefusedRequestError("input: it has no message")

@@ -41,7 +41,7 @@ from starlette.types import Scope
 from forge_env.gateway.chat import chat_completion, chat_events, openai_error, read_chat
 from forge_env.gateway.gemini import gemini_error, gemini_response, read_counted, read_gemini
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
-from forge_env.gateway.request import Answer, ModelRequest, event, new_id, read_json
+from forge_env.gateway.request import Answer, ModelRequest, event, new_id, read_json, with_names
 from forge_env.gateway.responses import Earlier, read_responses, response, response_events
 from forge_env.http.limits import (
     MAX_OPEN,
@@ -88,6 +88,8 @@ class Access:
     _earlier: dict[str, Earlier] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
     """Characters that each of `_earlier` counts as."""
+    _names: dict[str, str] = field(default_factory=dict)
+    """The model's names of tools whose names in the program some endpoints refuse."""
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -143,9 +145,11 @@ class Access:
                 f"{len(self._open)} requests are already waiting", status=429, code="too_many_requests"
             )
         tasks = [asyncio.ensure_future(self._ask(request)) for _ in range(request.count)]
+        programs = {known: name for name, known in self._names.items()}
         self._open.update(tasks)
         try:
-            return [Answer.of(message, request.stop) for message in await asyncio.gather(*tasks)]
+            messages = [with_names(message, programs) for message in await asyncio.gather(*tasks)]
+            return [Answer.of(message, request.stop) for message in messages]
         except asyncio.CancelledError:
             if not self._closed:  # cancelled by the caller
                 raise
@@ -163,7 +167,9 @@ class Access:
 
         def reading() -> tuple[Any, ModelRequest]:
             data = read_json(body)
-            return data, kind(data)
+            asked = kind(data)
+            self._names = asked.in_safe_names(self._names)
+            return data, asked
 
         async with self._reading:
             data, asked = await off_loop(len(body), reading)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,9 @@ SHOWN = {
     "tools of a namespace, custom tools": [
         "test_namespaces_and_custom_tools",
         "test_what_clients_cannot_have_is_refused",
+    ],
+    "names of tools that OpenAI refuses (more than 64 characters, others than letters, digits, `_`, `-`)": [
+        "test_names_that_endpoints_refuse"
     ],
     "tool choice": ["test_the_choice_of_tools"],
     "streaming": ["test_chat_completions", "test_responses", "test_messages"],
@@ -270,6 +273,14 @@ async def test_added_tools_stay_in_a_continued_conversation(gateway: Gateway, mo
     assert [(item.namespace, item.name) for item in second.output] == [("ns", "exec")]
 
 
+async def test_a_tool_that_is_added_again_replaces_the_earlier_one(gateway: Gateway) -> None:
+    model = Model("a")
+    tools = [{"type": "function", "name": "f", "description": text} for text in ("old", "old", "new")]
+    added: Any = [{"type": "additional_tools", "tools": [tool]} for tool in tools[1:]]
+    await send(gateway, "responses", {"input": [*added, *USER], "tools": tools[:1]}, model)
+    assert [tool.description for tool in model.asked[0].tools] == ["new"]
+
+
 async def test_tools_that_run_at_the_provider_are_left_out(gateway: Gateway) -> None:
     model = Model("a", "b")
     inside = {"type": "namespace", "name": "docs", "tools": [{"type": "file_search"}]}
@@ -449,6 +460,35 @@ async def test_turns_as_other_servers_write_them(gateway: Gateway, path: str, bo
     model = Model("a")
     assert (await send(gateway, path, body, model)).status_code == 200
     assert model.asked[0].messages[-1] == message
+
+
+@pytest.mark.parametrize(
+    ("path", "tools"),
+    [
+        ("chat/completions", lambda names: [{"function": {"name": name}} for name in names]),
+        ("responses", lambda names: [{"type": "function", "name": name} for name in names]),
+        ("messages", lambda names: [{"name": name, "input_schema": {}} for name in names]),
+    ],
+)
+async def test_names_that_endpoints_refuse(
+    gateway: Gateway, path: str, tools: Callable[[Sequence[str]], list[Any]]
+) -> None:
+    programs, models = ["fs.read", "fs_read", "my tool", "x" * 80], ["fs_read_2", "fs_read", "my_tool", "x" * 64]
+    calls = [call_of(name, {}, f"call_{number}") for number, name in enumerate(models)]
+    model = Model(Message(role="assistant", tool_calls=calls), "Done.")
+    body = {"messages": USER, "input": "?", "max_tokens": 9, "tools": tools(programs)}
+    with gateway.open(model) as access:
+        async with httpx2.AsyncClient(headers={"x-api-key": access.key}) as client:
+            answer = (await client.post(f"{access.url}/v1/{path}", json=body)).json()
+            said = answer.get("content") or answer.get("output") or answer["choices"][0]["message"]["tool_calls"]
+            assert [each.get("name") or each["function"]["name"] for each in said] == programs
+            history = {"input": [*USER, *said]} if "output" in answer else {"messages": [*USER, answer]}
+            if "choices" in answer:
+                history = {"messages": [*USER, answer["choices"][0]["message"]]}
+            await client.post(f"{access.url}/v1/{path}", json={**body, "tools": tools(programs[::-1]), **history})
+    first, second = model.asked
+    assert [tool.name for tool in first.tools] == [tool.name for tool in second.tools][::-1] == models
+    assert [call.function.name for call in second.messages[-1].tool_calls] == models
 
 
 WEATHER_TOOL: Any = {"name": "weather", "description": "Now.", "parameters": WEATHER}
