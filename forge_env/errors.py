@@ -276,6 +276,8 @@ def _is_mistake(error: BaseException) -> bool:
     """
     import asyncio
 
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup((KeyboardInterrupt, GeneratorExit)) is None
     if not isinstance(error, asyncio.CancelledError):  # a panic of a library in Rust is no Exception
         return not isinstance(error, KeyboardInterrupt | GeneratorExit | HeldUpError)
     task = asyncio.current_task()

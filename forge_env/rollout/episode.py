@@ -27,6 +27,7 @@ from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
+from forge_env import interrupts
 from forge_env.concurrency import settled, to_its_end
 from forge_env.environment.base import (
     Environment,
@@ -64,7 +65,7 @@ from forge_env.working_time import WorkingTime, limited_code
 
 log = logging.getLogger(__name__)
 MOST_TURNS = 1_000
-"""Turns after which an episode is a bug of its environment, unless `max_turns` is larger: `step` never ends it."""
+"""Turns after which an episode without a limit is a bug of its environment, unless the latter's `max_turns` is larger."""
 CLOSE_S = 60.0
 """Maximum seconds for an environment to close."""
 
@@ -334,24 +335,31 @@ async def _take_turns(
         sampled += len(reply.token_ids)
         if limits.max_tokens is not None and sampled >= limits.max_tokens:
             return "tokens"
-        if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
-            return "turns"
-        if len(trajectory.turns) >= max(MOST_TURNS, env.config.max_turns):
+        if limits.max_turns is not None:
+            if len(trajectory.turns) >= limits.max_turns:
+                return "turns"
+        elif len(trajectory.turns) >= max(MOST_TURNS, env.config.max_turns):
             what = f"{type(env).__name__}.step has not ended the episode after {len(trajectory.turns):,} turns"
-            raise EnvironmentBugError(
-                f"{what} of task {task.id!r}", fix="truncate it after self.config.max_turns turns"
-            )
+            fix = "truncate it after self.config.max_turns turns; raise max_turns if episodes are longer"
+            raise EnvironmentBugError(f"{what} of task {task.id!r}", fix=fix)
         if seats_of(env) or "seat" in info or seat:
             branch = _branched(env, info, trajectory)
             sessions.turn_to(checked_seat(env, "step", info, task.id), task, branch)
 
 
 async def _reply(session: PolicySession, observation: Observation, limits: EpisodeLimits) -> Reply:
-    """Get a reply. `LimitReached`: the agent's code blocked the event loop until the time was over."""
+    """Get a reply.
+
+    Raises:
+        LimitReached: the agent's code blocked the event loop until the time was over.
+        InfrastructureError: the user interrupted such code.
+    """
     limit, block = CODE_LIMIT_S.set(limits.seconds or 0.0), CODE_BLOCK.set(object())
     try:
         return await session.reply(observation)
     except HeldUpError as error:
+        if interrupts.requested():
+            raise InfrastructureError(f"the agent {error}") from error
         log.warning("the agent %s", error)
         raise LimitReached("time") from error
     finally:

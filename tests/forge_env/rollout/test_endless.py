@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
-from forge_env import loop_guard
+from forge_env import interrupts, loop_guard
 from forge_env.cli.main import main
 from forge_env.concurrency import result_of, start_in_thread
 from forge_env.environment.host import get_host
@@ -144,6 +144,15 @@ async def test_an_agent_that_never_ends_uses_up_its_time() -> None:
     assert (played.valid, played.truncation, played.turns) == (True, "time", [])
 
 
+async def test_an_agent_that_is_interrupted_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_requested", 1)
+    agent, once = FunctionPolicy(lambda messages, tools: spin()), Retry(attempts=0)
+    with LoopGuard(60.0, 0.0, print):
+        played = await run_episode(lambda: endless(""), agent, seed=0, limits=EpisodeLimits(wall_s=60.0), retry=once)
+    assert not played.valid
+    assert "the agent was interrupted in spin" in (played.error or "")
+
+
 async def test_an_environment_that_never_ends_an_episode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Patient(fe.Environment):
         def task(self, split: str, index: int) -> fe.Task:
@@ -161,6 +170,8 @@ async def test_an_environment_that_never_ends_an_episode_is_named(monkeypatch: p
     longer = fe.EnvironmentConfig(max_turns=30)
     with pytest.raises(EnvironmentBugError, match="after 30 turns"):
         await run_episode(lambda: Patient(longer), ReplayPolicy(), seed=0)
+    played = await run_episode(Patient, ReplayPolicy(), seed=0, limits=EpisodeLimits(max_turns=25))
+    assert (played.truncation, len(played.turns)) == ("turns", 25)
 
 
 async def test_a_task_that_is_never_made_is_named_after_the_authors_limit() -> None:
