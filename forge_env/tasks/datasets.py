@@ -7,11 +7,14 @@ import atexit
 import codecs
 import csv
 import hashlib
+import io
 import json
 import math
+import re
 import sys
 import threading
 import time
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -365,7 +368,8 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     if choices:
         answers = {name: value for name, value in taken.items() if name in ("gold", "answer")}
         taken |= {name: _lettered(value, choices, location) for name, value in answers.items()}
-    _check_images(row, {*asked.values()}, location)
+    disabled = {field for field, column in config.columns.items() if column is None}
+    _check_images(row, {column.partition(".")[0] for column in asked.values()} | disabled, location)
     mapped = {field: value for field, value in taken.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
@@ -412,18 +416,20 @@ def _choices(value: Any, place: str) -> dict[str, str | None]:
     return {str(letter): None if text is None else str(text) for letter, text in zip(letters, texts, strict=False)}
 
 
-def _check_images(row: Mapping[str, Any], mapped: Set[str], place: str) -> None:
-    """Refuse images, which a task from a row can't show, unless their column is mapped."""
+def _check_images(row: Mapping[str, Any], known: Set[str], place: str) -> None:
+    """Refuse images, which a task from a row can't show, unless their column is mapped or disabled."""
     for name, value in row.items():
         first = value[0] if isinstance(value, list) and value else value
         is_image = isinstance(first, Mapping) and first.keys() == {"bytes", "path"}
-        if is_image and name not in mapped:
-            fix = f"columns: {{{name}: {name}}} plays the row without them"
+        if is_image and name not in known and list(first.values()) != [None, None]:
+            fix = f"columns: {{{name}: null}} plays the row without them"
             raise UsageError(f"{place}: the column {name!r} has images, which are not shown", fix=fix)
 
 
 def _lettered(value: Any, choices: Mapping[str, str | None], place: str) -> Any:
-    """The letter of a choice that is given by letter, number (from 0) or text; values of other types are unchanged.
+    """The letter of a choice that is given by letter, number (from 0) or text; several letters are unchanged.
+
+    So are values of other types.
 
     Raises:
         UsageError: a text or number names no choice, or several.
@@ -433,10 +439,16 @@ def _lettered(value: Any, choices: Mapping[str, str | None], place: str) -> Any:
         return value.strip(" ().")
     if isinstance(value, int | float) and not isinstance(value, bool) and value in range(len(letters)):
         return letters[int(value)]  # a null turns a column of integers into floats
-    if isinstance(value, str) and list(choices.values()).count(value) == 1:
-        return next(letter for letter, text in choices.items() if text == value)
-    if isinstance(value, str) and value.isdecimal() and int(value) < len(letters):
-        return letters[int(value)]
+    if isinstance(value, str):
+        texts = [text and text.strip() for text in choices.values()]
+        if texts.count(value.strip()) == 1:
+            return letters[texts.index(value.strip())]
+        if value.isdecimal() and int(value) < len(letters):
+            return letters[int(value)]
+        if (letter := value.strip(" ().").upper()) in choices:
+            return letter
+        if (several := re.findall(r"\w", value)) and {*several} <= choices.keys():
+            return value
     if isinstance(value, str | int | float):
         fix = f"give a letter ({', '.join(letters)}), a number from 0, or a text that occurs once"
         raise UsageError(f"{place}: the answer {shown(value)} is none of the choices", fix=fix)
@@ -465,8 +477,22 @@ def from_text(value: Any) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(value)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        return ast.literal_eval(parse_python(value.strip(), "eval"))
+        return ast.literal_eval(parse_python(_with_commas(value.strip()), "eval"))
     return value
+
+
+def _with_commas(source: str) -> str:
+    """Insert the commas that numpy leaves out between texts and numbers: Python would join the texts."""
+    items = (tokenize.STRING, tokenize.NUMBER)
+    result: list[tuple[int, str]] = []
+    with suppress(tokenize.TokenError):
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in items and result and result[-1][0] in items:
+                result.append((tokenize.OP, ","))
+            if token.type != tokenize.NL:
+                result.append(token[:2])
+        return tokenize.untokenize(result)
+    return source
 
 
 def _conversation(value: Any) -> Any:

@@ -441,6 +441,11 @@ PARTS = [{"type": "text", "text": "2 + 2?"}]
         ({"prompt": [{**CHAT[1], "weight": 1, "id": "m1", "annotations": []}]}, {}, CHAT[1:], None),
         ({"prompt": [CHAT[1], {"role": "model", "content": "4"}, CHAT[1]]}, {}, [CHAT[1], SAID, CHAT[1]], None),
         ({"prompt": "2 + 2?", "image": {"bytes": "", "path": "a"}}, {"image": "image"}, CHAT[1:], None),
+        ({"prompt": "2 + 2?", "image": {"bytes": "", "path": "a"}}, {"image": None}, CHAT[1:], None),
+        ({"prompt": "2 + 2?", "image": {"bytes": "", "path": "a"}}, {"name": "image.path"}, CHAT[1:], None),
+        ({"prompt": "2 + 2?", "image": {"bytes": None, "path": None}}, {}, CHAT[1:], None),
+        ({"prompt": str(CHAT), "answer": "['3'\n '4']"}, {"gold": "answer.1"}, CHAT, "4"),
+        ({"prompt": str(CHAT), "answer": "[3 4]"}, {"gold": "answer.1"}, CHAT, "4"),
     ],
 )  # fmt: skip
 def test_rows_of_other_frameworks(
@@ -471,7 +476,7 @@ def test_rows_of_other_frameworks(
         ({"prompt": float("nan")}, {}, "row 0: the prompt is null"),
         ({"prompt": " \n"}, {}, "row 0: the prompt is empty"),
         ({"messages": [{"role": "user", "content": None}]}, {}, "row 0: the prompt is empty"),
-        ({"prompt": "<image>?", "images": [{"bytes": "", "path": None}]}, {}, "'images' has images, .*images: images"),
+        ({"prompt": "<image>?", "images": [{"bytes": "", "path": None}]}, {}, "'images' has images, .*images: null"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]},
             {},
@@ -499,6 +504,9 @@ def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: di
         ("4", "C"),
         ("C", "C"),
         ("D", "D"),
+        ("b", "B"),
+        (" 5", "B"),
+        ("A, C", "A, C"),
         (None, None),
         (["A", "B"], ["A", "B"]),
     ],
