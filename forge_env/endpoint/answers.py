@@ -72,7 +72,7 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
 # (arguments that are not JSON, an unknown tool) stay in the message, for the environment to answer. Lone surrogates,
 # which JSON allows and UTF-8 does not, are replaced in texts.
 
-FAILED = re.compile(r"error|fail|abort|cancel|preempt|timeout|overload|interrupt|rate_limit|system_resource")
+FAILED = re.compile(r"error(?!_limit)|fail|abort|cancel|preempt|timeout|overload|interrupt|rate_limit|system_resource")
 FILTERED = re.compile(
     r"filter|safety|recitation|prohibited|block|refus|sensitive|toxic|spii|guardrail|moderation|flagged|policy"
 )

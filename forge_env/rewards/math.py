@@ -256,7 +256,8 @@ def _as_literal(text: str) -> str:
     """
     text = re.sub(r"(?<=\d) to (?=\d)", ":", re.sub(r"\((\w+)\)(?=_)", r"\1", text))
     text = re.sub(r"_\{?\s*([a-z]+)\s*\}?", lambda base: f"_{_BASES.get(base[1], base[1])}", text)
-    return re.sub(r"[ .]", "", text).casefold()
+    text = re.sub(r" |(?<=[ap])\.(?=m)|(?<=[ap]m)\.", "", text, flags=re.IGNORECASE)
+    return text.casefold() if ":" in text else text
 
 
 def _chosen(text: str) -> str | None:

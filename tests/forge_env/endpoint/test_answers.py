@@ -73,8 +73,11 @@ def test_answers_of_several_makers(answer: dict[str, Any] | bytes, expected: tup
 @pytest.mark.parametrize(
     ("words", "stop_reason"),
     [
-        ("length MAX_TOKENS model_length REASON_MAX_LEN FINISH_REASON_MAX_TOKENS token_limit context_limit", "length"),
-        ("truncated not_finished max-output-tokens model_context_window_exceeded time_limit maximum_tokens", "length"),
+        ("length MAX_TOKENS model_length REASON_MAX_LEN FINISH_REASON_MAX_TOKENS token_limit ERROR_LIMIT", "length"),
+        (
+            "truncated not_finished max-output-tokens model_context_window_exceeded time_limit maximum_tokens",
+            "length",
+        ),
         ("content_filter SPII IMAGE_SAFETY guardrail_intervened ERROR_TOXIC policy_violation", "content_filter"),
         ("eos end_turn COMPLETE tool_use function_call normal stop_sequence FINISH_REASON_STOP <|im_end|>", "stop"),
     ],

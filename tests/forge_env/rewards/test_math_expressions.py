@@ -58,8 +58,9 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
     (r"\frac{-1\pm\sqrt{5}}{2}", [r"\frac{-1+\sqrt5}{2}, \frac{-1-\sqrt5}{2}"], [r"\frac{-1+\sqrt5}{2}"]),
     (r"2\pm\sqrt{3}", [r"2+\sqrt3, 2-\sqrt3", r"x = 2\mp\sqrt3"], [r"2+\sqrt3", r"3\pm\sqrt2"]),
     ("(3,4)", ["x=3, y=4", r"x=3 \text{ and } y=4"], ["x=4, y=3", "x=3", "x=3, y=4, z=5"]),
-    ("1011_2", ["(1011)_2", r"1011_{\text{two}}"], ["1011", "(1011)_3", r"1011_{\text{three}}"]),
-    ("3:2", ["3 to 2"], ["2 to 3", "3"]),
+    ("1011_2", ["(1011)_2", r"1011_{\text{two}}"], ["1011", "(1011)_3", r"1011_{\text{three}}", "10.11_2"]),
+    ("3:2", ["3 to 2"], ["2 to 3", "3", "3:.2"]),
+    ("x_1", ["x_{1}"], ["X_1"]),
     (r"5\text{ m/s}", [r"5 \mathrm{~m} / \mathrm{s}"], [r"5 \mathrm{~km} / \mathrm{h}", r"5 \mathrm{~m}"]),
     (r"\sqrt[3]{5}", ["\u221b5"], ["\u221a5"]),
     # units
