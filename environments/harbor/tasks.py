@@ -300,9 +300,10 @@ def _terminal_bench(path: Path) -> HarborTask:
         _refuse({"additional services": len(services) > 1, ", ".join(unsupported): unsupported, "volumes": mounted})
         build = service.get("build") or {}
         build = {"context": build} if isinstance(build, str) else build
-        _refuse({f"the build option {name}": name not in _PLAIN_BUILD for name in build})
-        _refuse({f"the Dockerfile {(name := build.get('dockerfile', _DOCKERFILE))}": name != _DOCKERFILE})
-        context = path / build.get("context", ".")
+        _refuse({f"the build option {name}": value and name not in _PLAIN_BUILD for name, value in build.items()})
+        dockerfile = posixpath.normpath(build.get("dockerfile") or _DOCKERFILE)
+        _refuse({f"the Dockerfile {dockerfile}": dockerfile != _DOCKERFILE})
+        context = path / (build.get("context") or ".")
         workdir = service.get("working_dir")
         prebuilt = service.get("image") if not build else None
         given = service.get("environment") or {}

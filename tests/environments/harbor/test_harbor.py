@@ -481,6 +481,7 @@ def test_what_an_archive_keeps_of_artifacts() -> None:
         ("{build: {context: ., args: {A: 1}}}", "it needs the build option args"),
         ("{build: ., ports: ['80:80']}", "it needs ports"),
         ("{image: python, working_dir: /w}", ("python", "/w")),
+        ("{build: {context: , dockerfile: ./Dockerfile, args: }}", ("", "/app")),
         ("{build: {dockerfile: Dockerfile}, environment: , volumes: }", ("", "/app")),
         ("", ("", "/app")),
     ],
