@@ -65,7 +65,7 @@ from forge_env.working_time import WorkingTime, limited_code
 
 log = logging.getLogger(__name__)
 MOST_TURNS = 1_000
-"""Turns after which an episode without a limit is a bug of its environment, unless the latter's `max_turns` is larger."""
+"""Turns after which an episode without a limit is a bug of its environment, unless its `max_turns` is larger."""
 CLOSE_S = 60.0
 """Maximum seconds for an environment to close."""
 
