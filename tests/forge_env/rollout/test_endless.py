@@ -24,7 +24,7 @@ from forge_env.cli.main import main
 from forge_env.concurrency import result_of, start_in_thread
 from forge_env.environment.host import get_host
 from forge_env.environment.optional import demonstrate, played_gold
-from forge_env.errors import EnvironmentBugError, InfrastructureError
+from forge_env.errors import EnvironmentBugError, InfrastructureError, environment_code
 from forge_env.loop_guard import LoopGuard
 from forge_env.rollout import episode
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
@@ -151,6 +151,13 @@ async def test_an_agent_that_is_interrupted_has_no_score(monkeypatch: pytest.Mon
         played = await run_episode(lambda: endless(""), agent, seed=0, limits=EpisodeLimits(wall_s=60.0), retry=once)
     assert not played.valid
     assert "the agent was interrupted in spin" in (played.error or "")
+
+
+def test_an_interrupt_in_a_group_of_exceptions_is_not_a_bug() -> None:
+    with pytest.raises(BaseExceptionGroup), environment_code("step"):
+        raise BaseExceptionGroup("of a library", [KeyboardInterrupt()])
+    with pytest.raises(EnvironmentBugError, match="step raised BaseExceptionGroup"), environment_code("step"):
+        raise BaseExceptionGroup("of a library", [SystemExit()])
 
 
 async def test_an_environment_that_never_ends_an_episode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
