@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -94,7 +95,9 @@ def save_shards(
         RuntimeError: on all processes; names the first process that failed, and its error.
     """
     try:
-        save(dict(state), storage_writer=writer, planner=planner, no_dist=group is None, process_group=group)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended without a group
+            save(dict(state), storage_writer=writer, planner=planner, no_dist=group is None, process_group=group)
     except CheckpointException as error:  # a BaseException, which would end the process
         rank, (cause, _) = next(iter(error.failures.items()))
         raise RuntimeError(f"rank {rank} could not write its shards: {type(cause).__name__}: {cause}") from error
