@@ -24,8 +24,10 @@ from trainers.rehearsal.clock import simulate
 from trainers.rehearsal.engines import Engine, Engines, Processors
 from trainers.rehearsal.episodes import Episodes
 from trainers.rehearsal.timing import Timing
-from trainers.rehearsal.workers import Cuts, Idle, Played, PlayedGroup, Sandboxed, TimedRollouts
+from trainers.rehearsal.workers import Cuts, Played, PlayedGroup, Sandboxed, TimedRollouts, nothing
 
+CHECKS = ("opened", "before_training", "trained", "before_weights", "weights_sent", "weights_arrived", "close")
+"""Methods of the self-checks, which have nothing to check in a rehearsal."""
 FILLING = 2
 """Steps after the first `max_off_policy_steps` that are left out of the shares: the pipeline fills."""
 
@@ -125,10 +127,11 @@ class _Quiet:
         self._since = now
 
 
-class _Trainer(Idle):
+class _Trainer:
     """The trainer's endpoints."""
 
     reference = None
+    release_memory = staticmethod(nothing)
 
     def __init__(self, scene: Scene, processors: Processors, result: Performance) -> None:
         self._scene, self._processors, self._result = scene, processors, result
@@ -173,10 +176,11 @@ def _computed(group: list[Played], config: RunConfig) -> float:
     return sum(each.prompt + each.sampled for each in group) - shared * (len(group) - times)
 
 
-class _Healing(Idle):
+class _Healing:
     """Checkpoints: when they are due, how long the trainer waits, and how long they are written."""
 
     at_rest = None
+    collect = save = staticmethod(nothing)
 
     def __init__(self, scene: Scene, account: Account, result: Performance) -> None:
         self._timing, self._account, self._result = scene.timing, account, result
@@ -201,8 +205,10 @@ class _Healing(Idle):
         self._writing = asyncio.create_task(asyncio.sleep(self._timing.write_s))
 
 
-class _Run(Idle):
+class _Run:
     """The run: its stop request and its warnings."""
+
+    status = note = not_trained = staticmethod(nothing)
 
     def __init__(self, config: RunConfig, result: Performance) -> None:
         self.config, self._result = config, result
@@ -239,7 +245,7 @@ class Stage(System):
             "generators": self.engines,
             "buffer": self.local,
             "rollouts": self.timed,
-            "contract": Idle(),
+            "contract": SimpleNamespace(**dict.fromkeys(CHECKS, nothing)),
             "healing": _Healing(scene, self.account, result),
             "record": SimpleNamespace(pending=None, fingerprint=None),
             "evaluator": None,

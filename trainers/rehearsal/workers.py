@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Literal
 
 from forge_env.config.recipe import RunConfig
@@ -101,14 +102,8 @@ class _Sandboxes:
             yield
 
 
-class Idle:
-    """A part of a run that a rehearsal doesn't need: its methods, whether awaited or not, do nothing."""
-
-    def __getattr__(self, name: str) -> Callable[..., asyncio.Future[None]]:
-        return _nothing
-
-
-def _nothing(*_: object, **__: object) -> asyncio.Future[None]:
+def nothing(*_: object, **__: object) -> asyncio.Future[None]:
+    """Do nothing, whether awaited or not: a method of a run that a rehearsal doesn't need."""
     done = asyncio.get_running_loop().create_future()
     done.set_result(None)
     return done
@@ -139,7 +134,8 @@ class TimedRollouts:
     ) -> None:
         self._config, self._episodes, self._engines, self._buffer = config, episodes, engines, buffer
         self._on_end = on_end
-        self.order = self.gate = Idle()
+        self.order = SimpleNamespace(record=nothing)
+        self.gate = SimpleNamespace(room=nothing)
         self.cuts = Cuts()
         self.accounts = Accounts()
         self.turns = Counter[int]()
