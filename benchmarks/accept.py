@@ -542,9 +542,16 @@ def gpu_state() -> tuple[str, str, float, float]:
     return name, driver, float(total) / 1024, float(used) / 1024
 
 
-def one_stage(name: str, device: str, out: str, steps: int) -> None:
-    """Run a stage in this process, which leads a session, and write its result; its output goes to a file."""
-    threading.Thread(target=_end_with, args=(os.pidfd_open(os.getppid()),), daemon=True).start()
+def one_stage(name: str, device: str, out: str, steps: int, starter: int) -> None:
+    """Run a stage in this process, which leads a session, and write its result; its output goes to a file.
+
+    Args:
+        starter: id of the process that started this one; the stage ends with it.
+    """
+    descriptor = os.pidfd_open(starter)
+    if os.getppid() != starter:  # it ended while this process was importing, and another may have its id
+        return
+    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     terminal = os.fdopen(os.dup(1), "w")
     log = os.open(Path(out, f"{name}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
@@ -581,7 +588,8 @@ def run_stage(name: str, options: Options) -> dict[str, Any]:
     result, model = options.out / f"{name}.json", options.out / MODEL
     result.unlink(missing_ok=True)
     shutil.rmtree(model, ignore_errors=True)
-    command = call("benchmarks.accept:one_stage", name, options.device, str(options.out), options.steps)
+    arguments = (name, options.device, str(options.out), options.steps, os.getpid())
+    command = call("benchmarks.accept:one_stage", *arguments)
     started = time.perf_counter()
     code = in_session(command, TIMEOUT_S)
     seconds = time.perf_counter() - started
