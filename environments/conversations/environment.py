@@ -37,9 +37,13 @@ class Conversations(fe.SingleTurnEnvironment):
         return load_tasks(self.config.dataset, split)
 
     def task(self, split: str, index: int) -> Task:
-        """Return row `index`, with the last answer as `gold`."""
+        """Return row `index`, with the last answer as `gold`; in a row of messages, the one before it is the prompt."""
         task = self.tasks(split)[index]
-        return task.model_copy(update={"gold": self._conversation(task)[-1].content})
+        *before, answer = self._conversation(task)
+        changes: dict[str, object] = {"gold": answer.content}
+        if "messages" in task.data and before and before[-1].role == "user":
+            changes |= {"prompt": before[-1].content, "history": before[:-1]}
+        return task.model_copy(update=changes)
 
     def num_tasks(self, split: str) -> int | None:
         """Number of dataset rows; None if the dataset is streamed."""

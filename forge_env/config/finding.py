@@ -54,14 +54,18 @@ def checkpoint_folder(name: str) -> Path | None:
     return bundled_models().get(name)
 
 
-def fix_of_folder(folder: Path) -> str | None:
-    """Fix for a path that is not a model folder, such as the newest model in it; None if there is no better path."""
+def fix_of_folder(folder: Path, scheme: str = "") -> str | None:
+    """Fix for a path that is not a model folder, such as the newest model in it; None if there is no better path.
+
+    Args:
+        scheme: what the option writes before a path, such as `vllm:`.
+    """
     if folder.suffix == ".gguf":
         return f"convert it first: forge-env model convert {folder} TO"
     if (folder / "adapter_config.json").is_file():
         return f"it has adapters; merge them into their base model: forge-env export {folder} TO"
     inside = newest_model(folder)
-    return f"use {inside}" if inside else None
+    return f"use {scheme}{inside}" if inside else None
 
 
 def newest_model(folder: Path) -> Path | None:

@@ -210,7 +210,7 @@ def check_checkpoint(model: str) -> str:
         raise UsageError("--model vllm: does not name a checkpoint", fix="write --model vllm:PATH")
     folder = checkpoint_folder(model) or user_path(model)
     if folder.exists() and not (folder / "config.json").is_file():
-        fix = fix_of_folder(folder) or "give a Hugging Face checkpoint folder; `forge-env export` makes one"
+        fix = fix_of_folder(folder, "vllm:") or "give a Hugging Face checkpoint folder; `forge-env export` makes one"
         raise UsageError(f"{model} is not a model folder: there is no config.json in it", fix=fix)
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         fetch = f"run `forge-env model get {model}`" if model in MODELS else "check the path, or give a name on the hub"

@@ -46,7 +46,7 @@ def test_conversations_of_either_format(tmp_path: Path) -> None:
         ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "2 + 2?"), ("assistant", "4")
     ]  # fmt: skip
     task = env.task("train", 0)
-    assert (task.prompt, task.gold) == ("Hi", "4")
+    assert (task.prompt, task.gold, len(task.history)) == ("2 + 2?", "4", 3)
     (tmp_path / "other").mkdir()
     env = make(tmp_path / "other", SHAREGPT, {"columns": {"messages": "conversations"}}, system="Be kind.")
     assert said(env) == [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")]

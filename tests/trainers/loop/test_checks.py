@@ -338,7 +338,7 @@ GPT_OSS: dict[str, Any] = {
         (GPT_OSS | {"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06"),
         (GPT_OSS | {"swiglu_limit": 10.0}, "swiglu_limit=10.0"),
         (GPT_OSS | {"attention_bias": False}, "attention_bias=False"),
-        (GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]}, "sliding windows in other layers"),
+        (GPT_OSS | {"layer_types": ["full_attention"]}, "sliding windows in other layers"),
         (GPT_OSS | {"num_experts": 8}, "num_experts=8"),
         (GPT_OSS | {"norm_topk_prob": False}, "norm_topk_prob=False"),
         (GPT_OSS | {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
