@@ -195,7 +195,7 @@ def test_a_folder_above_models_suggests_the_newest(depth: int, tmp_path: Path, m
     with pytest.raises(UsageError, match=r"no config\.json") as refused:
         vllm_server.check_checkpoint(str(tmp_path))
     deep = "give a Hugging Face checkpoint folder; `forge-env export` makes one"
-    assert refused.value.fix == (deep if depth == 4 else f"use {tmp_path / below / 'a'}")
+    assert refused.value.fix == (deep if depth == 4 else f"use vllm:{tmp_path / below / 'a'}")
 
 
 def test_models_are_named_as_in_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
