@@ -41,7 +41,7 @@ class Conversations(fe.SingleTurnEnvironment):
         task = self.tasks(split)[index]
         *before, answer = self._conversation(task)
         changes: dict[str, object] = {"gold": answer.content}
-        if "messages" in task.data and before and before[-1].role == "user":
+        if isinstance(task.data.get("messages"), list) and before and before[-1].role == "user":
             changes |= {"prompt": before[-1].content, "history": before[:-1]}
         return task.model_copy(update=changes)
 

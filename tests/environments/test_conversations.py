@@ -53,7 +53,9 @@ def test_conversations_of_either_format(tmp_path: Path) -> None:
 
 
 def test_questions_and_answers(tmp_path: Path) -> None:
-    assert said(make(tmp_path, ALPACA, QUESTION, context="input")) == [("user", "Add.\n\n2 and 2"), ("assistant", "4")]
+    for row in (ALPACA, ALPACA | {"messages": None}):
+        env = make(tmp_path, row, QUESTION, context="input")
+        assert said(env) == [("user", "Add.\n\n2 and 2"), ("assistant", "4")]
     assert said(make(tmp_path, ALPACA, QUESTION)) == [("user", "Add."), ("assistant", "4")]
 
 
